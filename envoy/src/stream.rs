@@ -1,0 +1,286 @@
+//! One HTTP stream: callbacks become gate calls, decisions become effects.
+//!
+//! The request is held from its headers until the decision, which is taken in
+//! the headers callback, at the end of the body, or at `inspect_bytes_max`.
+//! The answer is only watched: never paused, never changed.
+
+use crate::host::{self, RequestHead};
+use crate::worker::Shared;
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::Action;
+use std::sync::Arc;
+use tidegate::config::{Config, Inspect, Settings};
+use tidegate::gate::{Answer, Body, Decision, Missing, Ticket};
+use tidegate::request::{self, Api};
+use tidegate::usage::{self, NoUsage, OverflowScanner, Usage};
+
+/// Envoy says so of an answer that came from upstream, and something else of
+/// every local reply.
+const VIA_UPSTREAM: &[u8] = b"via_upstream";
+/// Where `envoy.yaml` names the pool of an endpoint.
+const SERVED_BY: [&str; 5] =
+    ["xds", "upstream_host_metadata", "filter_metadata", "tidegate", "pool"];
+
+pub(crate) struct Stream {
+    /// `None` if the plugin has no valid configuration.
+    instance: Option<(Shared, Arc<Config>)>,
+    request: Option<Held>,
+    ticket: Option<Ticket>,
+    answer: Watched,
+}
+
+/// A request that waits for its decision.
+struct Held {
+    head: RequestHead,
+    settings: Arc<Settings>,
+    scanner: request::Scanner,
+    /// Bytes of the body that were read.
+    cursor: usize,
+    content_length: Option<u64>,
+}
+
+/// What was seen of the answer.
+#[derive(Default)]
+struct Watched {
+    status: u16,
+    body: AnswerBody,
+    from_headers: Option<Usage>,
+    complete: bool,
+}
+
+#[derive(Default)]
+enum AnswerBody {
+    /// Not looked at, and why.
+    Passed(Missing),
+    Usage(Box<usage::Scanner>),
+    Error(OverflowScanner),
+    #[default]
+    None,
+}
+
+impl Stream {
+    pub(crate) fn new(instance: Option<(Shared, Arc<Config>)>) -> Self {
+        Self { instance, request: None, ticket: None, answer: Watched::default() }
+    }
+
+    /// Decides a held request and lets it go.
+    fn decide(&mut self, held: Held, body: Body) -> Action {
+        self.open(&held.head, &held.settings, body);
+        Action::Continue
+    }
+
+    fn open(&mut self, head: &RequestHead, settings: &Arc<Settings>, body: Body) {
+        let Some((worker, config)) = &self.instance else { return };
+        let (ticket, decision) = worker.borrow().gate.open(settings, body);
+        self.ticket = Some(ticket);
+        if !settings.dry_run {
+            head.set(&config.pool_header, decision.pool.cluster.as_bytes());
+            head.clear_route_cache();
+        }
+        publish(&decision);
+        worker.borrow().metrics.opened(&decision);
+    }
+
+    fn close(&mut self) {
+        let (Some(ticket), Some((worker, _))) = (self.ticket.take(), &self.instance) else {
+            return;
+        };
+        let watched = core::mem::take(&mut self.answer);
+        let details = host::property(&["response", "code_details"]);
+        let upstream = watched.status > 0 && details.as_deref() == Some(VIA_UPSTREAM);
+        let served_by = if upstream { host::property(&SERVED_BY) } else { None };
+        let overflow = matches!(&watched.body, AnswerBody::Error(error) if error.overflowed());
+        let answer = Answer {
+            status: upstream.then_some(watched.status),
+            overflow,
+            served_by: served_by.as_deref(),
+            usage: watched.usage(),
+        };
+        let settlement = worker.borrow_mut().gate.close(host::now(), ticket, &answer);
+        publish_number("tidegate_actual_input", settlement.usage.input);
+        publish_number("tidegate_actual_output", settlement.usage.output);
+        worker.borrow().metrics.closed(&settlement);
+    }
+}
+
+impl Watched {
+    fn usage(self) -> Option<Result<Usage, Missing>> {
+        if let Some(usage) = self.from_headers {
+            return Some(Ok(usage));
+        }
+        match self.body {
+            AnswerBody::Usage(scanner) => Some(scanner.finish().map_err(|none| match none {
+                _ if !self.complete => Missing::Aborted,
+                NoUsage::Absent => Missing::Absent,
+                NoUsage::Unreadable => Missing::Unreadable,
+            })),
+            AnswerBody::Passed(missing) => Some(Err(missing)),
+            AnswerBody::Error(_) | AnswerBody::None => None,
+        }
+    }
+}
+
+impl Context for Stream {
+    fn on_done(&mut self) -> bool {
+        // `on_log` came first in every Envoy seen; this is for hosts without.
+        self.close();
+        true
+    }
+}
+
+impl HttpContext for Stream {
+    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        let Some((worker, config)) = self.instance.clone() else { return Action::Continue };
+        worker.borrow_mut().serve();
+        let head = RequestHead::held();
+        // Never a client's: Envoy strips it earlier, but not every setup does.
+        head.remove(&config.pool_header);
+        let path = head.get(":path").unwrap_or_default();
+        let host = head.get(":authority").unwrap_or_default();
+        let route_name =
+            config.wants_route_name().then(|| host::property(&["xds", "route_name"])).flatten();
+        let settings = Arc::clone(config.settings(&path, &host, route_name.as_deref()));
+        let Some(api) = inspected(&head, &path) else {
+            self.open(&head, &settings, Body::NotInspected);
+            return Action::Continue;
+        };
+        let content_length = head.get("content-length").as_deref().and_then(decimal);
+        if settings.inspect == Inspect::Headers {
+            let length = if end_of_stream { Some(0) } else { content_length };
+            self.open(&head, &settings, Body::Length(api, length));
+            return Action::Continue;
+        }
+        if end_of_stream {
+            self.open(&head, &settings, Body::Unparsed);
+            return Action::Continue;
+        }
+        let scanner = request::Scanner::new(api);
+        self.request = Some(Held { head, settings, scanner, cursor: 0, content_length });
+        Action::Pause
+    }
+
+    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        let Some(mut held) = self.request.take() else { return Action::Continue };
+        // While the request is held, `size` is all that came so far.
+        let limit = usize::try_from(held.settings.inspect_bytes_max).unwrap_or(usize::MAX);
+        let end = size.min(limit);
+        host::read_request_body(held.cursor, end, |bytes| held.scanner.feed(bytes));
+        held.cursor = held.cursor.max(end);
+        let body = if end_of_stream && size <= limit {
+            held.scanner.clone().finish().map_or(Body::Unparsed, Body::Whole)
+        } else if size >= limit {
+            let length = if end_of_stream { Some(size as u64) } else { held.content_length };
+            cut(&held, length)
+        } else {
+            self.request = Some(held);
+            return Action::Pause;
+        };
+        self.decide(held, body)
+    }
+
+    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+        let Some(held) = self.request.take() else { return Action::Continue };
+        let body = held.scanner.clone().finish().map_or(Body::Unparsed, Body::Whole);
+        self.decide(held, body)
+    }
+
+    fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        if self.ticket.is_none() {
+            return Action::Continue;
+        }
+        let Some((_, config)) = &self.instance else { return Action::Continue };
+        let status = host::response_header(":status").as_deref().and_then(decimal).unwrap_or(0);
+        self.answer.status = u16::try_from(status).unwrap_or(0);
+        self.answer.complete = end_of_stream;
+        let header = |name: &Option<String>| name.as_deref().and_then(host::response_header);
+        let (input, output) =
+            (header(&config.usage_headers.input), header(&config.usage_headers.output));
+        self.answer.from_headers = Usage::from_headers(input.as_deref(), output.as_deref());
+        self.answer.body = match status {
+            400 => AnswerBody::Error(OverflowScanner::default()),
+            200..300 => answer_body(),
+            _ => AnswerBody::None,
+        };
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        let answer = &mut self.answer;
+        answer.complete |= end_of_stream;
+        match &mut answer.body {
+            AnswerBody::Usage(scanner) => {
+                host::read_response_body(0, size, |bytes| scanner.feed(bytes));
+            }
+            AnswerBody::Error(scanner) => {
+                host::read_response_body(0, size, |bytes| scanner.feed(bytes));
+            }
+            AnswerBody::Passed(_) | AnswerBody::None => {}
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_trailers(&mut self, _count: usize) -> Action {
+        self.answer.complete = true;
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        self.close();
+    }
+}
+
+/// The format of a request that is looked at: a POST of JSON to a known path
+/// that does not change the protocol.
+fn inspected(head: &RequestHead, path: &[u8]) -> Option<Api> {
+    let api = Api::of_path(path)?;
+    let post = head.get(":method").as_deref() == Some(b"POST");
+    let json = head.get("content-type").is_some_and(|value| is_json(&value));
+    (post && json && head.get("upgrade").is_none()).then_some(api)
+}
+
+fn is_json(content_type: &[u8]) -> bool {
+    let media = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    media.eq_ignore_ascii_case(b"application/json")
+}
+
+/// The facts of a body that was read up to the limit. `length` is that of the
+/// whole body, if known.
+fn cut(held: &Held, length: Option<u64>) -> Body {
+    let unread = length.map(|length| length.saturating_sub(held.cursor as u64));
+    match held.scanner.clone().cut(unread.unwrap_or(0)) {
+        Ok(facts) => Body::Cut { facts, known_length: unread.is_some() },
+        Err(_) => Body::Unparsed,
+    }
+}
+
+/// How to read a successful answer, by its headers.
+fn answer_body() -> AnswerBody {
+    let encoding = host::response_header("content-encoding");
+    if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
+        return AnswerBody::Passed(Missing::Encoded);
+    }
+    host::response_header("content-type")
+        .and_then(|value| usage::Scanner::for_content_type(&value))
+        .map_or(AnswerBody::Passed(Missing::ContentType), |scanner| {
+            AnswerBody::Usage(Box::new(scanner))
+        })
+}
+
+fn decimal(bytes: &[u8]) -> Option<u64> {
+    core::str::from_utf8(bytes).ok()?.parse().ok()
+}
+
+fn publish(decision: &Decision) {
+    host::publish("tidegate_pool", decision.pool.name.as_bytes());
+    host::publish("tidegate_reason", decision.reason.word().as_bytes());
+    let budget = decision.budget;
+    publish_number("tidegate_estimate", budget.map(|budget| budget.input));
+    publish_number("tidegate_fit", budget.map(|budget| budget.fit));
+    publish_number("tidegate_reserve", budget.map(|budget| budget.reserve));
+}
+
+fn publish_number(name: &str, value: Option<u64>) {
+    if let Some(value) = value {
+        host::publish(name, value.to_string().as_bytes());
+    }
+}

@@ -1,0 +1,154 @@
+use super::*;
+
+const TWO_POOLS: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
+    {"name": "long", "cluster": "l", "max_model_len": 65536},
+    {"name": "short", "cluster": "s", "max_model_len": 8192, "threshold": 6000}]}]}"#;
+
+/// The document with one edit.
+fn edited(from: &str, to: &str) -> Result<Config, ConfigError> {
+    assert!(TWO_POOLS.contains(from), "{from}");
+    Config::parse(TWO_POOLS.replacen(from, to, 1).as_bytes())
+}
+
+fn with(field: &str) -> Result<Config, ConfigError> {
+    edited(r#""version": 1"#, &format!(r#""version": 1, {field}"#))
+}
+
+#[test]
+fn defaults_are_as_documented() {
+    let config = Config::parse(TWO_POOLS.as_bytes()).unwrap();
+    let base = config.base();
+    assert_eq!(
+        (config.name.as_str(), config.pool_header.as_str()),
+        ("tidegate", "x-tidegate-pool")
+    );
+    assert_eq!(config.pool_names, ["long", "short"]);
+    assert_eq!(base.default_pool.name, "long");
+    assert_eq!(base.output_reserve, OutputReserve::Tokens(1024));
+    assert_eq!(
+        (base.inspect, base.inspect_bytes_max, base.dry_run),
+        (Inspect::Body, 524_288, false)
+    );
+    let pools = &base.models[0].pools;
+    assert_eq!((pools[0].name.as_str(), pools[0].threshold), ("short", 6000), "smallest first");
+    assert_eq!(pools[1].threshold, 65536);
+    assert_eq!(config.estimator, EstimatorSettings::default());
+}
+
+#[test]
+fn errors_name_field_value_and_what_is_allowed() {
+    let error = |result: Result<Config, ConfigError>| result.unwrap_err().to_string();
+    let cases = [
+        (
+            edited("6000", "9000"),
+            "models[0].pools[1].threshold: 9000: must be an integer from 1 to 8192 (the pool's max_model_len)",
+        ),
+        (
+            edited("\"threshold\"", "\"treshold\""),
+            "models[0].pools[1].treshold: 6000: is not a known field, did you mean \"threshold\"?",
+        ),
+        (
+            edited("\"version\": 1", "\"version\": \"1\""),
+            "version: \"1\": must be an integer from 1",
+        ),
+        (edited("\"version\": 1, ", ""), "version: (absent): is required: the number 1"),
+        (edited("65536", "8192"), "models[0].pools[1]: {"),
+        (edited("\"short\"", "\"Short\""), "models[0].pools[1].name: \"Short\": must be 1 to 64"),
+        (edited("\"short\"", "\"long\""), "must differ from the model's other pools"),
+        (with(r#""inspect": "all""#), "inspect: \"all\": must be \"body\" or \"headers\""),
+        (with(r#""default_pool": "mid""#), "default_pool: \"mid\": must be one of the pools: "),
+        (
+            with(r#""output_reserve": "short""#),
+            "must be an integer from 1 to 4294967295, or \"longest\"",
+        ),
+        (with(r#""pool_header": "X-Pool""#), "must be a header name in lower case"),
+        (
+            with(r#""estimator": {"decay": 1}"#),
+            "estimator.decay: 1: must be a number from 0 to 0.9999",
+        ),
+        (with(r#""estimator": {"start_ratio": 0.5}"#), "must be a number from 0.8 to 16"),
+        (
+            with(r#""overrides": [{"set": {}}]"#),
+            "overrides[0]: {\"set\":{}}: must name a path_prefix",
+        ),
+        (
+            with(r#""overrides": [{"host": "h", "set": {"dry_run": 1}}]"#),
+            "overrides[0].set.dry_run: 1: must be true or false",
+        ),
+        (Config::parse(b"{"), "configuration: EOF while parsing"),
+        (Config::parse(b""), "configuration: (empty): must be a JSON document"),
+        (Config::parse(b"[]"), "configuration: []: must be an object"),
+    ];
+    for (result, expected) in cases {
+        let message = error(result);
+        assert!(message.contains(expected), "{message}\n  lacks: {expected}");
+    }
+}
+
+#[test]
+fn a_protobuf_struct_gets_a_hint() {
+    // {"version": 1} as google.protobuf.Struct.
+    let bytes = b"\x0a\x14\x0a\x07version\x12\x09\x11\0\0\0\0\0\0\xf0?";
+    let message = Config::parse(bytes).unwrap_err().to_string();
+    assert!(message.contains("StringValue"), "{message}");
+    // White space before JSON is no Struct.
+    assert!(Config::parse(("\n\n\n".to_owned() + TWO_POOLS).as_bytes()).is_ok());
+}
+
+#[test]
+fn a_newer_document_may_have_fields_we_do_not_know() {
+    assert!(with(r#""tenants": []"#).is_err());
+    let config = edited("\"version\": 1", "\"version\": 2, \"tenants\": []").unwrap();
+    assert!(config.warnings[0].0.contains("tenants"), "{:?}", config.warnings);
+}
+
+#[test]
+fn floats_without_fraction_are_integers() {
+    let config = edited("8192,", "8192.0,").unwrap();
+    assert_eq!(config.base().models[0].pools[0].max_model_len, 8192);
+}
+
+#[test]
+fn the_nearest_model_matches() {
+    let pools =
+        |name: &str| format!(r#"[{{"name":"{name}","cluster":"c-{name}","max_model_len":9}}]"#);
+    let document = format!(
+        r#"{{"version":1,"models":[{{"match":"*","pools":{}}},{{"match":"llama-*","pools":{}}},
+           {{"match":"llama-3-*","pools":{}}},{{"match":"llama-3-8b","pools":{}}}]}}"#,
+        pools("any"),
+        pools("llama"),
+        pools("three"),
+        pools("exact"),
+    );
+    let config = Config::parse(document.as_bytes()).unwrap();
+    let pool = |name: Option<&str>| {
+        config.base().model(name.map(str::as_bytes)).unwrap().pools[0].name.clone()
+    };
+    assert_eq!(pool(Some("llama-3-8b")), "exact");
+    assert_eq!(pool(Some("llama-3-70b")), "three");
+    assert_eq!(pool(Some("llama-2")), "llama");
+    assert_eq!(pool(Some("qwen")), "any");
+    assert_eq!(pool(None), "any");
+}
+
+#[test]
+fn the_first_override_that_holds_applies() {
+    let config = with(
+        r#""overrides": [
+            {"path_prefix": "/batch", "host": "a.example", "set": {"output_reserve": "longest"}},
+            {"host": "a.example", "set": {"inspect": "headers"}},
+            {"route_name": "r", "set": {"default_pool": "short"}}]"#,
+    )
+    .unwrap();
+    let settings = |path: &str, host: &str, route: Option<&str>| {
+        config.settings(path.as_bytes(), host.as_bytes(), route.map(str::as_bytes))
+    };
+    assert_eq!(
+        settings("/batch/v1", "A.example:8080", None).output_reserve,
+        OutputReserve::Longest
+    );
+    assert_eq!(settings("/v1", "a.example", None).inspect, Inspect::Headers);
+    assert_eq!(settings("/v1", "b", Some("r")).default_pool.name, "short");
+    assert!(Arc::ptr_eq(settings("/v1", "b", None), config.base()));
+    assert!(config.wants_route_name());
+}

@@ -1,0 +1,359 @@
+//! The one facade: a request opens, its answer closes it.
+//!
+//! A driver calls [`Gate::open`] once for each request and [`Gate::close`] once
+//! for the [`Ticket`] that it got; the type makes a second close impossible. A
+//! ticket that is dropped teaches nothing and costs nothing.
+
+use crate::config::{Config, Model, Pool, Settings};
+use crate::estimate::{Key, Learner, Tally};
+use crate::pool::{self, Budget, Fit};
+use crate::request::{Api, RequestFacts};
+use crate::time::Instant;
+use crate::usage::Usage;
+use std::sync::Arc;
+
+/// What a driver knows of a request when it must decide.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// The facts of the whole body.
+    Whole(RequestFacts),
+    /// The facts of a body that was not read to its end. `known_length` says
+    /// whether the unread rest is counted in.
+    Cut {
+        /// From [`crate::request::Scanner::cut`].
+        facts: RequestFacts,
+        /// The length of the body was known.
+        known_length: bool,
+    },
+    /// Nothing but the length, if that: the body is not looked at.
+    Length(Api, Option<u64>),
+    /// The body is not the JSON that its path promises.
+    Unparsed,
+    /// Not a request that has a token budget.
+    NotInspected,
+}
+
+macro_rules! words {
+    ($(#[$outer:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident => $word:literal,)* }) => {
+        $(#[$outer])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name { $($(#[$doc])* $variant,)* }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
+
+            /// The word that logs, metrics, headers and tests use.
+            pub const fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word,)* }
+            }
+        }
+    };
+}
+
+words! {
+    /// Why a request goes where it goes.
+    Reason {
+        /// The smallest pool whose threshold holds it.
+        Threshold => "threshold",
+        /// Only the largest pool holds it.
+        Largest => "largest",
+        /// No pool holds it; the largest gets it.
+        TooLarge => "too_large",
+        /// Decided before the body's end.
+        InspectLimit => "inspect_limit",
+        /// Decided from the length alone.
+        ContentLength => "content_length",
+        /// The length is not known: the largest pool.
+        NoLength => "no_length",
+        /// The body is not JSON: the default pool.
+        Unparsed => "unparsed",
+        /// No model of the configuration matches: the default pool.
+        UnknownModel => "unknown_model",
+        /// Not a request that is looked at: the default pool.
+        NotInspected => "not_inspected",
+    }
+}
+
+words! {
+    /// Why a successful answer taught nothing.
+    Missing {
+        /// A stream that was not asked for its usage, and gave none.
+        NotAsked => "not_asked",
+        /// The answer carries none.
+        Absent => "absent",
+        /// The answer's bytes are not valid JSON.
+        Unreadable => "unreadable",
+        /// The answer is encoded (`content-encoding`).
+        Encoded => "encoded",
+        /// The answer is neither JSON nor server-sent events.
+        ContentType => "content_type",
+        /// The answer broke off, or the client left, before usage came.
+        Aborted => "aborted",
+    }
+}
+
+/// Where a request goes. `pool` is a pool of the settings it was opened with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The pool.
+    pub pool: Pool,
+    /// Why.
+    pub reason: Reason,
+    /// What it is taken to need; `None` if it was not estimated.
+    pub budget: Option<Budget>,
+    /// A cap, `n` or `best_of` was there but unreadable.
+    pub unreadable: bool,
+}
+
+/// An open request. Give it back to [`Gate::close`].
+#[derive(Debug)]
+pub struct Ticket {
+    pool: Pool,
+    estimated: Option<Estimated>,
+}
+
+#[derive(Debug)]
+struct Estimated {
+    settings: Arc<Settings>,
+    model: Option<Vec<u8>>,
+    key: Key,
+    budget: Budget,
+    text: Tally,
+    /// Prompt tokens that are not text: template and token ids.
+    fixed: u64,
+    /// The text is known whole, so its tokens can teach.
+    teachable: bool,
+    cap: Option<u64>,
+    prompts: u64,
+    sequences: u64,
+    silent: bool,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, Default)]
+pub struct Answer<'a> {
+    /// The status of an answer that came from upstream; `None` if none came
+    /// or if it was a local reply.
+    pub status: Option<u16>,
+    /// What the answer stated, or why that is not known.
+    pub usage: Option<Result<Usage, Missing>>,
+    /// The answer refuses the request for its length.
+    pub overflow: bool,
+    /// The name of the pool that answered, if the driver can tell.
+    pub served_by: Option<&'a [u8]>,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settlement {
+    /// Prompt and output tokens, as far as the answer stated them.
+    pub usage: Usage,
+    /// |estimated − actual| prompt tokens, in thousandths of the actual.
+    pub error_permille: Option<u64>,
+    /// Why a successful answer has no usage.
+    pub missing: Option<Missing>,
+    /// It was sent to a pool that it did not fit.
+    pub under_route: bool,
+    /// It was sent to a larger pool than it needed.
+    pub over_route: bool,
+    /// The window of its pool cut its output short.
+    pub truncated: bool,
+    /// Another pool answered although it fitted: its own was down.
+    pub spilled: bool,
+    /// The estimator learned from it.
+    pub learned: bool,
+}
+
+/// Decides and learns for one instance of the configuration.
+#[derive(Debug)]
+pub struct Gate {
+    config: Arc<Config>,
+    learner: Learner,
+}
+
+impl Gate {
+    /// A gate that knows nothing yet.
+    pub fn new(config: Arc<Config>) -> Self {
+        Self { config, learner: Learner::default() }
+    }
+
+    /// The configuration in force.
+    pub fn config(&self) -> &Arc<Config> {
+        &self.config
+    }
+
+    /// Takes a new configuration. What was learned and what is open stays.
+    pub fn reconfigure(&mut self, config: Arc<Config>) {
+        self.config = config;
+    }
+
+    /// What was learned, to be exchanged with other workers.
+    pub fn learner(&self) -> &Learner {
+        &self.learner
+    }
+
+    /// The same, to take what other workers learned.
+    pub fn learner_mut(&mut self) -> &mut Learner {
+        &mut self.learner
+    }
+
+    /// Opens a request under the settings that [`Config::settings`] gave for it.
+    pub fn open(&self, settings: &Arc<Settings>, body: Body) -> (Ticket, Decision) {
+        let (facts, seen) = match body {
+            Body::Whole(facts) => (facts, Seen::Whole),
+            Body::Cut { facts, known_length: true } => (facts, Seen::Cut),
+            Body::Cut { facts, known_length: false } => (facts, Seen::CutBlind),
+            Body::Length(api, Some(bytes)) => (RequestFacts::unseen(api, bytes), Seen::Length),
+            Body::Length(api, None) => (RequestFacts::unseen(api, 0), Seen::Nothing),
+            Body::Unparsed => return plain(settings, Reason::Unparsed),
+            Body::NotInspected => return plain(settings, Reason::NotInspected),
+        };
+        let found = settings.model(facts.model.as_deref()).and_then(|model| {
+            let estimated = self.estimate(settings, model, facts, seen);
+            let (pool, fit) = match seen {
+                Seen::Nothing | Seen::CutBlind => (model.pools.last()?, Fit::Largest),
+                _ => pool::choose(model, estimated.0.budget.fit)?,
+            };
+            Some((pool.clone(), fit, estimated))
+        });
+        let Some((pool, fit, (estimated, unreadable))) = found else {
+            return plain(settings, Reason::UnknownModel);
+        };
+        let reason = match (seen, fit) {
+            (Seen::Cut | Seen::CutBlind, _) => Reason::InspectLimit,
+            (Seen::Nothing, _) => Reason::NoLength,
+            (_, Fit::TooLarge) => Reason::TooLarge,
+            (Seen::Length, _) => Reason::ContentLength,
+            (Seen::Whole, Fit::Threshold) => Reason::Threshold,
+            (Seen::Whole, Fit::Largest) => Reason::Largest,
+        };
+        // Where nothing is known there is no estimate to judge.
+        let estimated = (seen != Seen::Nothing).then_some(estimated);
+        let budget = estimated.as_ref().map(|estimated| estimated.budget);
+        let ticket = Ticket { pool: pool.clone(), estimated };
+        (ticket, Decision { pool, reason, budget, unreadable })
+    }
+
+    fn estimate(
+        &self,
+        settings: &Arc<Settings>,
+        model: &Model,
+        facts: RequestFacts,
+        seen: Seen,
+    ) -> (Estimated, bool) {
+        let estimator = &self.config.estimator;
+        let name = facts.model.as_deref().unwrap_or_default();
+        // A model of the configuration's `*` may be any text of a client; its
+        // key is a hash in a bounded table.
+        let key = Key::model(name);
+        let all = self.learner.estimate(estimator, key, &facts.text);
+        let largest =
+            facts.largest.as_ref().map_or(all, |text| self.learner.estimate(estimator, key, text));
+        let template = estimator.template_tokens(facts.messages);
+        let window = model.pools.last().map_or(0, |pool| pool.max_model_len);
+        let budget = Budget::new(&facts, all, largest, template, settings.output_reserve, window);
+        let estimated = Estimated {
+            settings: Arc::clone(settings),
+            key,
+            budget,
+            fixed: template.saturating_add(facts.token_ids),
+            teachable: matches!(seen, Seen::Whole | Seen::Length) && facts.opaque == 0,
+            cap: facts.output_cap(),
+            prompts: facts.prompts,
+            sequences: facts.sequences().max(1),
+            silent: facts.stream && !facts.include_usage,
+            model: facts.model,
+            text: facts.text,
+        };
+        (estimated, facts.unreadable > 0)
+    }
+
+    /// Closes a request: judges the decision by the answer, and learns from it
+    /// if it is a success from upstream that states its usage.
+    pub fn close(&mut self, now: Instant, ticket: Ticket, answer: &Answer<'_>) -> Settlement {
+        let mut settlement = Settlement::default();
+        let Some(status) = answer.status else { return settlement };
+        let Some(estimated) = &ticket.estimated else {
+            return settlement;
+        };
+        let pools = estimated.pools();
+        if !(200..300).contains(&status) {
+            let largest = pools.last().is_some_and(|pool| pool.name == ticket.pool.name);
+            settlement.under_route = answer.overflow && !largest;
+            return settlement;
+        }
+        match answer.usage {
+            Some(Ok(usage)) => settlement.usage = usage,
+            Some(Err(Missing::Absent)) if estimated.silent => {
+                settlement.missing = Some(Missing::NotAsked);
+            }
+            Some(Err(missing)) => settlement.missing = Some(missing),
+            None => settlement.missing = Some(Missing::Absent),
+        }
+        let other_pool = answer.served_by.is_some_and(|name| name != ticket.pool.name.as_bytes());
+        let Some(input) = settlement.usage.input.filter(|input| *input > 0) else {
+            settlement.spilled = other_pool;
+            return settlement;
+        };
+        let error = estimated.budget.input.abs_diff(input);
+        settlement.error_permille = Some(error.saturating_mul(1000) / input);
+        estimated.judge(&ticket.pool, input, other_pool, &mut settlement);
+        if estimated.teachable {
+            let tokens = input.saturating_sub(estimated.fixed);
+            settlement.learned = self.learner.learn(
+                now,
+                &self.config.estimator,
+                estimated.key,
+                &estimated.text,
+                tokens,
+            );
+        }
+        settlement
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Whole,
+    Cut,
+    CutBlind,
+    Length,
+    Nothing,
+}
+
+fn plain(settings: &Arc<Settings>, reason: Reason) -> (Ticket, Decision) {
+    let pool = settings.default_pool.clone();
+    let ticket = Ticket { pool: pool.clone(), estimated: None };
+    (ticket, Decision { pool, reason, budget: None, unreadable: false })
+}
+
+impl Estimated {
+    fn pools(&self) -> &[Pool] {
+        self.settings.model(self.model.as_deref()).map_or(&[], |model| &model.pools)
+    }
+
+    /// Compares where the request went with what it turned out to need.
+    fn judge(&self, chosen: &Pool, input: u64, other_pool: bool, settlement: &mut Settlement) {
+        // Several prompts share one usage: none of them can be judged alone.
+        if self.prompts > 1 {
+            settlement.spilled = other_pool;
+            return;
+        }
+        let output = settlement.usage.output.unwrap_or(0).div_ceil(self.sequences);
+        let used = input.saturating_add(output);
+        let needed = input.saturating_add(self.cap.unwrap_or(output));
+        let pools = self.pools();
+        let largest = pools.last().is_some_and(|pool| pool.name == chosen.name);
+        settlement.truncated =
+            !other_pool && used >= chosen.max_model_len && self.cap.is_none_or(|cap| output < cap);
+        settlement.under_route =
+            !largest && (settlement.truncated || needed > chosen.max_model_len);
+        settlement.spilled = other_pool && !settlement.under_route;
+        let mut smaller = pools.iter().take_while(|pool| pool.name != chosen.name);
+        settlement.over_route = smaller.any(|pool| needed <= pool.threshold);
+    }
+}
+
+#[cfg(test)]
+mod tests;

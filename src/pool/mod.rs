@@ -1,0 +1,149 @@
+//! Which pool a request goes to.
+
+use crate::config::{Model, OutputReserve, Pool};
+use crate::estimate::Estimate;
+use crate::request::RequestFacts;
+
+/// The tokens that a request is taken to need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Expected prompt tokens, over all prompts.
+    pub input: u64,
+    /// Conservative tokens of the largest single sequence: its prompt and its
+    /// output. The engine checks each sequence alone, so this is what must fit
+    /// a window; it is never multiplied by `n`.
+    pub fit: u64,
+    /// Expected tokens of all sequences together, for admission and ledgers.
+    pub reserve: u64,
+}
+
+impl Budget {
+    /// Adds up a budget. `all` and `largest` are the estimates of all prompts
+    /// and of the largest one, without template and token ids; `template` is
+    /// the template's tokens; `window` the largest window of the model.
+    pub fn new(
+        facts: &RequestFacts,
+        all: Estimate,
+        largest: Estimate,
+        template: u64,
+        output_reserve: OutputReserve,
+        window: u64,
+    ) -> Self {
+        let whole = |tokens: f64| tokens.ceil() as u64;
+        let input = whole(all.mean).saturating_add(template).saturating_add(facts.token_ids);
+        let text = whole(largest.high).saturating_add(template);
+        let prompt = text.max(facts.largest_token_ids);
+        let output = facts.output_cap().unwrap_or(match output_reserve {
+            OutputReserve::Tokens(reserve) => reserve,
+            OutputReserve::Longest => window.saturating_sub(prompt),
+        });
+        Self {
+            input,
+            fit: prompt.saturating_add(output),
+            reserve: input.saturating_add(output.saturating_mul(facts.sequences())),
+        }
+    }
+}
+
+/// How the pool was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// A smaller pool than the largest holds it.
+    Threshold,
+    /// Only the largest holds it.
+    Largest,
+    /// None holds it; the largest gets it.
+    TooLarge,
+}
+
+/// The smallest pool whose threshold is at least `fit`. `None` only for a
+/// model without pools, which no configuration has.
+pub fn choose(model: &Model, fit: u64) -> Option<(&Pool, Fit)> {
+    let (largest, smaller) = model.pools.split_last()?;
+    Some(match smaller.iter().find(|pool| fit <= pool.threshold) {
+        Some(pool) => (pool, Fit::Threshold),
+        None if fit <= largest.max_model_len => (largest, Fit::Largest),
+        None => (largest, Fit::TooLarge),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Match;
+    use crate::estimate::{Class, Tally};
+    use crate::request::{Api, Cap};
+    use proptest::prelude::*;
+
+    fn model(lens: &[(u64, u64)]) -> Model {
+        let pool = |&(max_model_len, threshold): &(u64, u64)| Pool {
+            name: max_model_len.to_string(),
+            cluster: String::new(),
+            max_model_len,
+            threshold,
+        };
+        Model { matches: Match::Any, pools: lens.iter().map(pool).collect() }
+    }
+
+    fn estimate(mean: f64, high: f64) -> Estimate {
+        Estimate { mean, high }
+    }
+
+    #[test]
+    fn edges_of_the_thresholds() {
+        let model = model(&[(8192, 6000), (16384, 16384), (65536, 65536)]);
+        let name = |fit| choose(&model, fit).map(|(pool, how)| (pool.name.as_str(), how)).unwrap();
+        assert_eq!(name(6000), ("8192", Fit::Threshold));
+        assert_eq!(name(6001), ("16384", Fit::Threshold));
+        assert_eq!(name(16385), ("65536", Fit::Largest));
+        assert_eq!(name(65536), ("65536", Fit::Largest));
+        assert_eq!(name(65537), ("65536", Fit::TooLarge));
+    }
+
+    #[test]
+    fn fit_is_one_sequence_and_reserve_all_of_them() {
+        let mut facts = RequestFacts::chat("m", Tally::of(Class::Plain, 400), 2, Cap::Tokens(50));
+        facts.n = 3;
+        let text = estimate(100.0, 120.5);
+        let budget = Budget::new(&facts, text, text, 11, OutputReserve::Tokens(1024), 9000);
+        assert_eq!(budget, Budget { input: 111, fit: 121 + 11 + 50, reserve: 111 + 150 });
+        facts.cap = Cap::Absent;
+        let fit =
+            |facts: &RequestFacts, reserve| Budget::new(facts, text, text, 11, reserve, 9000).fit;
+        assert_eq!(fit(&facts, OutputReserve::Tokens(1024)), 132 + 1024);
+        assert_eq!(fit(&facts, OutputReserve::Longest), 9000);
+        facts.api = Api::Completions;
+        assert_eq!(fit(&facts, OutputReserve::Longest), 132 + 16);
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_never_goes_where_it_does_not_fit(
+            mut lens in prop::collection::btree_set(1_u64..100_000, 1..6),
+            fit in 0_u64..120_000,
+        ) {
+            let top = *lens.last().unwrap();
+            lens.insert(top);
+            let lens: Vec<_> = lens.into_iter().map(|len| (len, len)).collect();
+            let model = model(&lens);
+            let (pool, how) = choose(&model, fit).unwrap();
+            prop_assert!(fit <= pool.max_model_len || (how == Fit::TooLarge && fit > top));
+            // And never to a larger pool than it needs.
+            let smallest = lens.iter().map(|(len, _)| *len).find(|len| fit <= *len).unwrap_or(top);
+            prop_assert_eq!(pool.max_model_len, smallest);
+        }
+
+        #[test]
+        fn budgets_saturate(
+            mean in 0.0..1e30_f64, extra in 0.0..1e30_f64, cap in any::<u64>(), n in any::<u64>(),
+            ids in any::<u64>(), prompts in any::<u64>(), template in any::<u64>(),
+        ) {
+            let mut facts = RequestFacts::new(Api::Completions);
+            (facts.cap, facts.n, facts.prompts) = (Cap::Tokens(cap), n, prompts);
+            (facts.token_ids, facts.largest_token_ids) = (ids, ids);
+            let text = estimate(mean, mean + extra);
+            let budget = Budget::new(&facts, text, text, template, OutputReserve::Longest, 9);
+            prop_assert!(budget.fit >= cap && budget.reserve >= budget.input);
+        }
+    }
+}

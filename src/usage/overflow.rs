@@ -1,0 +1,48 @@
+//! Tells a context-length refusal from other bad requests.
+
+/// Bytes of an error body that are read.
+const READ_MAX: usize = 4096;
+
+/// How engines word it: vLLM and SGLang ("maximum context length", "the
+/// model's context length"), OpenAI (code `context_length_exceeded`).
+const WORDS: [&[u8]; 2] = [b"context length", b"context_length"];
+
+/// Reads the start of a 400 answer in pieces and tells whether it refuses the
+/// request for its length.
+#[derive(Clone, Debug, Default)]
+pub struct OverflowScanner(Vec<u8>);
+
+impl OverflowScanner {
+    /// Reads the next bytes; those past the first 4 KiB are passed over.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        let room = READ_MAX.saturating_sub(self.0.len());
+        self.0.extend_from_slice(bytes.get(..room.min(bytes.len())).unwrap_or(&[]));
+    }
+
+    /// Whether the bytes so far name the context length.
+    pub fn overflowed(&self) -> bool {
+        WORDS.iter().any(|word| memchr::memmem::find(&self.0, word).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_for_length_are_told_apart() {
+        let read = |body: &str| {
+            let mut scanner = OverflowScanner::default();
+            for byte in body.bytes() {
+                scanner.feed(&[byte]);
+            }
+            scanner.overflowed()
+        };
+        assert!(read(
+            r#"{"error":{"message":"This model's maximum context length is 8192 tokens."}}"#
+        ));
+        assert!(read(r#"{"error":{"code":"context_length_exceeded"}}"#));
+        assert!(!read(r#"{"error":{"message":"temperature must be non-negative"}}"#));
+        assert!(!read(&(" ".repeat(READ_MAX) + "context length")));
+    }
+}
