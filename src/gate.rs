@@ -97,7 +97,7 @@ words! {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// The pool.
-    pub pool: Pool,
+    pub pool: Arc<Pool>,
     /// Why.
     pub reason: Reason,
     /// What it is taken to need; `None` if it was not estimated.
@@ -109,7 +109,7 @@ pub struct Decision {
 /// An open request. Give it back to [`Gate::close`].
 #[derive(Debug)]
 pub struct Ticket {
-    pool: Pool,
+    pool: Arc<Pool>,
     estimated: Option<Estimated>,
 }
 
@@ -215,7 +215,7 @@ impl Gate {
                 Seen::Nothing | Seen::CutBlind => (model.pools.last()?, Fit::Largest),
                 _ => pool::choose(model, estimated.0.budget.fit)?,
             };
-            Some((pool.clone(), fit, estimated))
+            Some((Arc::clone(pool), fit, estimated))
         });
         let Some((pool, fit, (estimated, unreadable))) = found else {
             return plain(settings, Reason::UnknownModel);
@@ -231,7 +231,7 @@ impl Gate {
         // Where nothing is known there is no estimate to judge.
         let estimated = (seen != Seen::Nothing).then_some(estimated);
         let budget = estimated.as_ref().map(|estimated| estimated.budget);
-        let ticket = Ticket { pool: pool.clone(), estimated };
+        let ticket = Ticket { pool: Arc::clone(&pool), estimated };
         (ticket, Decision { pool, reason, budget, unreadable })
     }
 
@@ -323,13 +323,13 @@ enum Seen {
 }
 
 fn plain(settings: &Arc<Settings>, reason: Reason) -> (Ticket, Decision) {
-    let pool = settings.default_pool.clone();
-    let ticket = Ticket { pool: pool.clone(), estimated: None };
+    let pool = Arc::clone(&settings.default_pool);
+    let ticket = Ticket { pool: Arc::clone(&pool), estimated: None };
     (ticket, Decision { pool, reason, budget: None, unreadable: false })
 }
 
 impl Estimated {
-    fn pools(&self) -> &[Pool] {
+    fn pools(&self) -> &[Arc<Pool>] {
         self.settings.model(self.model.as_deref()).map_or(&[], |model| &model.pools)
     }
 
@@ -345,8 +345,9 @@ impl Estimated {
         let needed = input.saturating_add(self.cap.unwrap_or(output));
         let pools = self.pools();
         let largest = pools.last().is_some_and(|pool| pool.name == chosen.name);
+        // An engine that stops at its window stops there exactly.
         settlement.truncated =
-            !other_pool && used >= chosen.max_model_len && self.cap.is_none_or(|cap| output < cap);
+            !other_pool && used == chosen.max_model_len && self.cap.is_none_or(|cap| output < cap);
         settlement.under_route =
             !largest && (settlement.truncated || needed > chosen.max_model_len);
         settlement.spilled = other_pool && !settlement.under_route;

@@ -42,7 +42,8 @@ struct Held {
 /// What was seen of the answer.
 #[derive(Default)]
 struct Watched {
-    status: u16,
+    /// `None` until an answer comes from upstream.
+    status: Option<u16>,
     body: AnswerBody,
     from_headers: Option<Usage>,
     complete: bool,
@@ -64,8 +65,8 @@ impl Stream {
     }
 
     /// Decides a held request and lets it go.
-    fn decide(&mut self, held: Held, body: Body) -> Action {
-        self.open(&held.head, &held.settings, body);
+    fn decide(&mut self, held: Held, body: impl FnOnce(request::Scanner) -> Body) -> Action {
+        self.open(&held.head, &held.settings, body(held.scanner));
         Action::Continue
     }
 
@@ -86,12 +87,10 @@ impl Stream {
             return;
         };
         let watched = core::mem::take(&mut self.answer);
-        let details = host::property(&["response", "code_details"]);
-        let upstream = watched.status > 0 && details.as_deref() == Some(VIA_UPSTREAM);
-        let served_by = if upstream { host::property(&SERVED_BY) } else { None };
+        let served_by = watched.status.and_then(|_| host::property(&SERVED_BY));
         let overflow = matches!(&watched.body, AnswerBody::Error(error) if error.overflowed());
         let answer = Answer {
-            status: upstream.then_some(watched.status),
+            status: watched.status,
             overflow,
             served_by: served_by.as_deref(),
             usage: watched.usage(),
@@ -166,22 +165,22 @@ impl HttpContext for Stream {
         let end = size.min(limit);
         host::read_request_body(held.cursor, end, |bytes| held.scanner.feed(bytes));
         held.cursor = held.cursor.max(end);
-        let body = if end_of_stream && size <= limit {
-            held.scanner.clone().finish().map_or(Body::Unparsed, Body::Whole)
+        if end_of_stream && size <= limit {
+            self.decide(held, whole)
         } else if size >= limit {
             let length = if end_of_stream { Some(size as u64) } else { held.content_length };
-            cut(&held, length)
+            self.decide(held, |scanner| cut(scanner, length))
         } else {
             self.request = Some(held);
-            return Action::Pause;
-        };
-        self.decide(held, body)
+            Action::Pause
+        }
     }
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
-        let Some(held) = self.request.take() else { return Action::Continue };
-        let body = held.scanner.clone().finish().map_or(Body::Unparsed, Body::Whole);
-        self.decide(held, body)
+        match self.request.take() {
+            Some(held) => self.decide(held, whole),
+            None => Action::Continue,
+        }
     }
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
@@ -189,8 +188,12 @@ impl HttpContext for Stream {
             return Action::Continue;
         }
         let Some((_, config)) = &self.instance else { return Action::Continue };
+        // Local replies pass here too. An abort later on changes the details.
+        if host::property(&["response", "code_details"]).as_deref() != Some(VIA_UPSTREAM) {
+            return Action::Continue;
+        }
         let status = host::response_header(":status").as_deref().and_then(decimal).unwrap_or(0);
-        self.answer.status = u16::try_from(status).unwrap_or(0);
+        self.answer.status = u16::try_from(status).ok();
         self.answer.complete = end_of_stream;
         let header = |name: &Option<String>| name.as_deref().and_then(host::response_header);
         let (input, output) =
@@ -243,11 +246,15 @@ fn is_json(content_type: &[u8]) -> bool {
     media.eq_ignore_ascii_case(b"application/json")
 }
 
-/// The facts of a body that was read up to the limit. `length` is that of the
-/// whole body, if known.
-fn cut(held: &Held, length: Option<u64>) -> Body {
-    let unread = length.map(|length| length.saturating_sub(held.cursor as u64));
-    match held.scanner.clone().cut(unread.unwrap_or(0)) {
+/// A body that was read to its end.
+fn whole(scanner: request::Scanner) -> Body {
+    scanner.finish().map_or(Body::Unparsed, Body::Whole)
+}
+
+/// A body that was read up to the limit. `length` is that of all of it, if known.
+fn cut(scanner: request::Scanner, length: Option<u64>) -> Body {
+    let unread = length.map(|length| length.saturating_sub(scanner.bytes()));
+    match scanner.cut(unread.unwrap_or(0)) {
         Ok(facts) => Body::Cut { facts, known_length: unread.is_some() },
         Err(_) => Body::Unparsed,
     }

@@ -77,7 +77,7 @@ pub struct Settings {
     /// In the order of the document.
     pub models: Vec<Model>,
     /// Where requests go that are not estimated.
-    pub default_pool: Pool,
+    pub default_pool: Arc<Pool>,
     /// Output tokens that an uncapped chat request is taken to need.
     pub output_reserve: OutputReserve,
     /// What of a request is looked at.
@@ -94,7 +94,7 @@ pub struct Model {
     /// Which names it stands for.
     pub matches: Match,
     /// Smallest window first.
-    pub pools: Vec<Pool>,
+    pub pools: Vec<Arc<Pool>>,
 }
 
 /// A pattern for model names.
@@ -317,7 +317,7 @@ fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, 
 }
 
 /// The pool with the largest window of the model for every name, else of all.
-fn largest(models: &[Model]) -> Option<Pool> {
+fn largest(models: &[Model]) -> Option<Arc<Pool>> {
     let any = models.iter().find(|model| model.matches == Match::Any);
     let pools = any.map_or(models, core::slice::from_ref).iter().flat_map(|model| &model.pools);
     pools.max_by_key(|pool| pool.max_model_len).cloned()
@@ -356,7 +356,7 @@ fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
     }
 }
 
-fn pools(node: &Node<'_>, models: &[Model]) -> Result<Vec<Pool>, ConfigError> {
+fn pools(node: &Node<'_>, models: &[Model]) -> Result<Vec<Arc<Pool>>, ConfigError> {
     let list = short_list(node)?;
     if list.is_empty() {
         return Err(node.refuse("must have at least one pool"));
@@ -404,7 +404,7 @@ fn pools(node: &Node<'_>, models: &[Model]) -> Result<Vec<Pool>, ConfigError> {
             )));
         }
     }
-    Ok(pools.into_iter().map(|(pool, _)| pool).collect())
+    Ok(pools.into_iter().map(|(pool, _)| Arc::new(pool)).collect())
 }
 
 fn estimator(node: &Node<'_>) -> Result<EstimatorSettings, ConfigError> {

@@ -59,7 +59,7 @@ fn a_length_alone_decides_in_headers_mode() {
     let gate = Gate::new(Arc::new(Config::parse(document.as_bytes()).unwrap()));
     let pool = |length| {
         let (_, decision) = open(&gate, Body::Length(Api::Chat, length));
-        (decision.pool.name, decision.reason, decision.budget.is_some())
+        (decision.pool.name.clone(), decision.reason, decision.budget.is_some())
     };
     assert_eq!(pool(Some(2000)), ("short".to_owned(), Reason::ContentLength, true));
     assert_eq!(pool(Some(50_000)), ("long".to_owned(), Reason::ContentLength, true));

@@ -3,6 +3,7 @@
 use crate::config::{Model, OutputReserve, Pool};
 use crate::estimate::Estimate;
 use crate::request::RequestFacts;
+use std::sync::Arc;
 
 /// The tokens that a request is taken to need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +59,7 @@ pub enum Fit {
 
 /// The smallest pool whose threshold is at least `fit`. `None` only for a
 /// model without pools, which no configuration has.
-pub fn choose(model: &Model, fit: u64) -> Option<(&Pool, Fit)> {
+pub fn choose(model: &Model, fit: u64) -> Option<(&Arc<Pool>, Fit)> {
     let (largest, smaller) = model.pools.split_last()?;
     Some(match smaller.iter().find(|pool| fit <= pool.threshold) {
         Some(pool) => (pool, Fit::Threshold),
@@ -76,11 +77,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn model(lens: &[(u64, u64)]) -> Model {
-        let pool = |&(max_model_len, threshold): &(u64, u64)| Pool {
-            name: max_model_len.to_string(),
-            cluster: String::new(),
-            max_model_len,
-            threshold,
+        let pool = |&(max_model_len, threshold): &(u64, u64)| {
+            let name = max_model_len.to_string();
+            Arc::new(Pool { name, cluster: String::new(), max_model_len, threshold })
         };
         Model { matches: Match::Any, pools: lens.iter().map(pool).collect() }
     }
