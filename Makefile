@@ -21,7 +21,7 @@ help: ## this list
 
 .PHONY: demo
 demo: wasm envoy ## pools, Envoy and a few hundred requests, on this machine
-	cargo run --quiet --release -p tidegate-sim-cli -- demo
+	cargo run --quiet --release -p tidegate-sim-cli -- demo $(if $(KEEP),--keep)
 
 .PHONY: test
 test: lint wasm envoy ## every check, at reduced size

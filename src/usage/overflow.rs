@@ -3,9 +3,11 @@
 /// Bytes of an error body that are read.
 const READ_MAX: usize = 4096;
 
-/// How engines word it: vLLM and SGLang ("maximum context length", "the
-/// model's context length"), OpenAI (code `context_length_exceeded`).
-const WORDS: [&[u8]; 2] = [b"context length", b"context_length"];
+/// How engines word it. vLLM: "maximum context length" (prompt and cap),
+/// "cannot be greater than max_model_len" (cap alone), "maximum model length"
+/// (prompt alone). SGLang: "the model's context length". OpenAI: the code
+/// `context_length_exceeded`.
+const WORDS: [&[u8]; 4] = [b"context length", b"context_length", b"max_model_len", b"model length"];
 
 /// Reads the start of a 400 answer in pieces and tells whether it refuses the
 /// request for its length.
@@ -42,6 +44,10 @@ mod tests {
             r#"{"error":{"message":"This model's maximum context length is 8192 tokens."}}"#
         ));
         assert!(read(r#"{"error":{"code":"context_length_exceeded"}}"#));
+        assert!(read(
+            r#"{"error":{"message":"max_tokens=9 cannot be greater than max_model_len=8"}}"#
+        ));
+        assert!(read(r#"{"error":{"message":"longer than the maximum model length of 8"}}"#));
         assert!(!read(r#"{"error":{"message":"temperature must be non-negative"}}"#));
         assert!(!read(&(" ".repeat(READ_MAX) + "context length")));
     }

@@ -1,0 +1,36 @@
+//! `tidegate-sim calibrate`.
+
+use super::CommandError;
+use crate::calibrate::calibrate;
+use crate::files;
+use std::path::PathBuf;
+
+/// Flags of `calibrate`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Request bodies with their true token counts, one JSON object a line:
+    /// {"body": "…", "prompt_tokens": {"NAME": 12}, "tools_tokens": null};
+    /// plain or gzipped.
+    #[arg(long, value_name = "FILE")]
+    bodies: PathBuf,
+    /// Whose counts are the truth: a name in the file's `prompt_tokens`.
+    #[arg(long, value_name = "NAME")]
+    tokenizer: String,
+    /// Where the pools part, in prompt tokens.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    threshold: u64,
+    /// Print one JSON document.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn run(self) -> Result<(), CommandError> {
+        let lines =
+            files::read_text(&self.bodies).map_err(|e| CommandError::File("--bodies", e))?;
+        let report =
+            calibrate(&lines, &self.tokenizer, self.threshold).map_err(CommandError::Calibrate)?;
+        let text = if self.json { format!("{}\n", report.to_json()) } else { report.to_string() };
+        super::print(&text)
+    }
+}

@@ -1,0 +1,25 @@
+//! The command `tidegate-sim`: live GPU pools and load for a real gateway.
+//!
+//! - [`serve`]: OpenAI-compatible backends that answer as vLLM does.
+//! - [`replay`]: real HTTP requests of a published workload, and what became of
+//!   them.
+//! - [`calibrate`]: scores of the estimators on known token counts.
+//! - [`demo`]: pools, a real Envoy and load, all on this machine.
+//! - [`text`]: real text of an exact token length.
+//! - [`tokenizer`]: published vocabularies, embedded.
+//! - [`commands`]: the flags.
+//!
+//! `main` is a thin shell over this library; tests and the demo call it
+//! directly.
+
+pub mod calibrate;
+pub mod client;
+pub mod commands;
+pub mod demo;
+pub mod fields;
+pub mod files;
+pub mod progress;
+pub mod replay;
+pub mod serve;
+pub mod text;
+pub mod tokenizer;

@@ -1,0 +1,28 @@
+//! The command `tidegate-sim`. All it does is in the library.
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use tidegate_sim_cli::commands::Cli;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // With its causes; never a backtrace, which helps nobody here.
+            eprintln!("tidegate-sim: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    runtime.block_on(cli.run())?;
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! The replay's figures as tables for people.
+
+use std::io::{self, Write};
+
+use super::judge::Verdict;
+use super::report::{Errors, Percentiles, Report};
+
+impl Report {
+    /// Prints tables that a newcomer understands.
+    pub fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "{} requests in {:.1} s, {} answered, {} failed\n",
+            self.requests,
+            self.duration.as_secs_f64(),
+            self.answered,
+            self.requests - self.answered
+        )?;
+        let mut rows = vec![
+            ["pool", "requests", "share", "answered", "prompt p50", "TTFT p50/p99", "TPOT p50/p99"]
+                .map(String::from)
+                .to_vec(),
+        ];
+        for pool in &self.pools {
+            let share = 100.0 * pool.requests as f64 / self.requests.max(1) as f64;
+            rows.push(vec![
+                pool.name.clone(),
+                pool.requests.to_string(),
+                format!("{share:.1} %"),
+                pool.answered.to_string(),
+                format!("{} tokens", pool.input_median),
+                pair(pool.ttft),
+                pair(pool.tpot),
+            ]);
+        }
+        rows.push(vec![
+            "all".into(),
+            self.requests.to_string(),
+            String::new(),
+            self.answered.to_string(),
+            String::new(),
+            pair(self.ttft),
+            pair(self.tpot),
+        ]);
+        table(out, &rows)?;
+        writeln!(out, "\nWhy, by the gateway's word")?;
+        let mut rows = Vec::new();
+        for pool in &self.pools {
+            for (reason, count) in &pool.reasons {
+                rows.push(vec![format!("  {}", pool.name), count.to_string(), reason.clone()]);
+            }
+        }
+        if rows.is_empty() {
+            rows.push(vec!["  -".into()]);
+        }
+        table(out, &rows)?;
+        self.print_misroutes(out)?;
+        self.print_estimate(out)?;
+        if !self.errors.is_empty() {
+            writeln!(out, "\nErrors")?;
+            let rows = self.errors.iter().map(|(name, n)| vec![format!("  {name}"), n.to_string()]);
+            table(out, &rows.collect::<Vec<_>>())?;
+        }
+        let (checked, other) = self.prompt_lengths;
+        writeln!(
+            out,
+            "\nPrompt lengths: {checked} answers named theirs, {other} differ from what was sent. \
+             Requests were sent at most {} late.",
+            time(self.latest.as_secs_f64())
+        )
+    }
+
+    fn print_misroutes(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "\nWent to the wrong pool")?;
+        let rows = [
+            (Verdict::UnderRoute, "under-route", "sent to a pool that it did not fit"),
+            (Verdict::OverRoute, "over-route", "fitted the smaller pool, yet went larger"),
+            (Verdict::Spill, "spill", "fitted its pool, but a larger one answered"),
+            (Verdict::TooLarge, "too large", "fits no pool"),
+        ];
+        let rows = rows.map(|(verdict, name, meaning)| {
+            let count = self.verdict(verdict).map_or("-".into(), |n| n.to_string());
+            let share = self.verdict(verdict).map_or(String::new(), |n| {
+                format!("{:.1} %", 100.0 * n as f64 / self.requests.max(1) as f64)
+            });
+            vec![format!("  {name}"), count, share, meaning.into()]
+        });
+        table(out, &rows)
+    }
+
+    fn print_estimate(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "\nError of the gateway's estimate of prompt tokens")?;
+        let Some(estimate) = &self.estimate else { return writeln!(out, "  -") };
+        let mut rows = vec![vec![String::new(), "mean".into(), "p95".into(), "requests".into()]];
+        let parts = [
+            ("  first half", Some(estimate.first_half)),
+            ("  second half", Some(estimate.second_half)),
+            ("  first 50", Some(estimate.first_50)),
+            ("  after 50", estimate.after_50),
+        ];
+        for (name, errors) in parts {
+            let text = |pick: fn(Errors) -> String| errors.map_or("-".into(), pick);
+            rows.push(vec![
+                name.into(),
+                text(|e| format!("{:.1} %", 100.0 * e.mean)),
+                text(|e| format!("{:.1} %", 100.0 * e.p95)),
+                text(|e| e.count.to_string()),
+            ]);
+        }
+        table(out, &rows)
+    }
+}
+
+fn pair(percentiles: Option<Percentiles>) -> String {
+    percentiles.map_or("-".into(), |p| format!("{} / {}", time(p.p50), time(p.p99)))
+}
+
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s >= 10.0 => format!("{s:.0} s"),
+        s if s >= 1.0 => format!("{s:.1} s"),
+        s if s >= 0.01 => format!("{:.0} ms", s * 1e3),
+        s => format!("{:.1} ms", s * 1e3),
+    }
+}
+
+/// Columns wide enough for their cells: the first to the left, numbers to the
+/// right, a last column of words to the left.
+pub fn table(out: &mut dyn Write, rows: &[Vec<String>]) -> io::Result<()> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let words = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty());
+        column == 0
+            || column + 1 == columns
+                && cells.clone().all(|cell| cell.starts_with(|c: char| c.is_ascii_lowercase()))
+    };
+    for row in rows {
+        let mut line = String::new();
+        for ((column, cell), width) in row.iter().enumerate().zip(&widths) {
+            let gap = " ".repeat(width - cell.chars().count());
+            let joint = if column == 0 { "" } else { "  " };
+            line.push_str(joint);
+            if words(column) {
+                line.push_str(cell);
+                line.push_str(&gap);
+            } else {
+                line.push_str(&gap);
+                line.push_str(cell);
+            }
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::replay::report::tests::{outcome, run};
+    use crate::replay::send::Decision;
+
+    #[test]
+    fn what_is_not_known_is_a_dash() {
+        let mut outcomes = vec![outcome(0, 100, None)];
+        outcomes[0].decision = Decision::default();
+        let report = Report::new(&run(outcomes), None);
+        assert_eq!(report.pools[0].name, "long");
+        let mut text = Vec::new();
+        report.print(&mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("by the gateway's word\n  -\n"), "{text}");
+        assert!(text.contains("prompt tokens\n  -\n"), "{text}");
+        assert!(text.lines().any(|l| l.split_whitespace().nth(1) == Some("-")), "{text}");
+        assert_eq!(report.json()["under_route"], Value::Null);
+        assert_eq!(report.json()["estimate_error"], Value::Null);
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [["a", "requests", "why"], ["long", "7", "because"]];
+        let rows: Vec<Vec<String>> = rows.iter().map(|r| r.map(String::from).to_vec()).collect();
+        let mut text = Vec::new();
+        table(&mut text, &rows).unwrap();
+        assert_eq!(
+            String::from_utf8(text).unwrap(),
+            "a     requests  why\nlong         7  because\n"
+        );
+    }
+}

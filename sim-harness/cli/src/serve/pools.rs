@@ -1,0 +1,262 @@
+//! The pools document: which backends to start.
+//!
+//! ```json
+//! {"pools": [
+//!   {"name": "short", "model": "sim-model", "tokenizer": "cl100k_base",
+//!    "max_model_len": 8192, "ports": [8101, 8102]},
+//!   {"name": "long", "model": "sim-model", "tokenizer": "cl100k_base",
+//!    "max_model_len": 131072, "ports": [0],
+//!    "timing": {"step_ms": 6.0, "speed": 10}}
+//! ]}
+//! ```
+//!
+//! A port 0 lets the system choose; each port is one replica.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use serde_json::Value;
+use tidegate_sim::engine::{Batch, Timing};
+
+use crate::fields::{FieldError, Fields};
+use crate::tokenizer::{NAMES, Tokenizer};
+
+/// One pool of equal replicas.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// Its name; answers carry it in `x-sim-pool`.
+    pub name: String,
+    /// The model that it serves.
+    pub model: String,
+    /// The tokenizer that counts its prompts.
+    pub tokenizer: Tokenizer,
+    /// The window: prompt and output tokens of one sequence. At least 2.
+    pub max_model_len: u32,
+    /// The address to listen on. Default 127.0.0.1.
+    pub host: IpAddr,
+    /// A port for each replica; 0 lets the system choose.
+    pub ports: Vec<u16>,
+    /// How long its steps take.
+    pub timing: Timing,
+}
+
+/// What is wrong with a pools document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PoolsError {
+    /// Not JSON; carries the parser's words.
+    NotJson(String),
+    /// A field.
+    Field(FieldError),
+}
+
+impl fmt::Display for PoolsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotJson(why) => write!(f, "the pools document is not JSON: {why}"),
+            Self::Field(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for PoolsError {}
+
+impl From<FieldError> for PoolsError {
+    fn from(error: FieldError) -> Self {
+        Self::Field(error)
+    }
+}
+
+/// Reads a pools document.
+pub fn parse_pools(bytes: &[u8]) -> Result<Vec<Pool>, PoolsError> {
+    let document: Value =
+        serde_json::from_slice(bytes).map_err(|e| PoolsError::NotJson(e.to_string()))?;
+    let fields = Fields::new("", &document, &["pools"])?;
+    let mut pools: Vec<Pool> = Vec::new();
+    let mut ports = BTreeSet::new();
+    for (index, value) in fields.list("pools")?.iter().enumerate() {
+        let path = format!("pools[{index}]");
+        let pool = parse_pool(&path, value)?;
+        if pools.iter().any(|other| other.name == pool.name) {
+            return Err(FieldError {
+                path: format!("{path}.name"),
+                found: format!("{:?} again", pool.name),
+                allowed: "a name that no other pool has".into(),
+            }
+            .into());
+        }
+        if let Some(port) = pool.ports.iter().find(|&&port| port != 0 && !ports.insert(port)) {
+            return Err(FieldError {
+                path: format!("{path}.ports"),
+                found: format!("{port} again"),
+                allowed: "each port once; 0 lets the system choose".into(),
+            }
+            .into());
+        }
+        pools.push(pool);
+    }
+    Ok(pools)
+}
+
+const POOL_FIELDS: [&str; 7] =
+    ["name", "model", "tokenizer", "max_model_len", "host", "ports", "timing"];
+
+fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
+    let fields = Fields::new(path, value, &POOL_FIELDS)?;
+    let name = fields.text("name")?;
+    // It becomes a header's value.
+    if !name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')) {
+        return Err(fields.wrong("name", "letters, digits, '-', '_' and '.'"));
+    }
+    let tokenizer = match fields.get("tokenizer") {
+        None => NAMES[0],
+        Some(_) => fields.text("tokenizer")?,
+    };
+    let tokenizer = tokenizer.parse().map_err(|_| fields.wrong("tokenizer", NAMES.join(", ")))?;
+    let host = match fields.get("host") {
+        None => IpAddr::from([127, 0, 0, 1]),
+        Some(_) => fields
+            .text("host")?
+            .parse()
+            .map_err(|_| fields.wrong("host", "an IP address such as 127.0.0.1"))?,
+    };
+    let max_model_len = fields.whole("max_model_len", 2..=u64::from(u32::MAX), None)? as u32;
+    let mut ports = Vec::new();
+    for (index, port) in fields.list("ports")?.iter().enumerate() {
+        let port = port.as_u64().and_then(|port| u16::try_from(port).ok());
+        ports.push(port.ok_or_else(|| {
+            FieldError {
+                path: fields.at(&format!("ports[{index}]")),
+                found: fields
+                    .list("ports")
+                    .ok()
+                    .and_then(|l| l.get(index))
+                    .map_or_else(|| "absent".into(), Value::to_string),
+                allowed: "a port, 0 to 65535; 0 lets the system choose".into(),
+            }
+        })?);
+    }
+    Ok(Pool {
+        timing: parse_timing(&fields, max_model_len)?,
+        name: name.into(),
+        model: fields.text("model")?.into(),
+        tokenizer,
+        max_model_len,
+        host,
+        ports,
+    })
+}
+
+const TIMING_FIELDS: [&str; 8] = [
+    "step_ms",
+    "prefill_us_per_token",
+    "decode_us_per_request",
+    "context_ns_per_token",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_tokens",
+    "speed",
+];
+
+fn parse_timing(pool: &Fields, max_model_len: u32) -> Result<Timing, FieldError> {
+    let default = Timing::default();
+    let empty = Value::Object(serde_json::Map::new());
+    let path = pool.at("timing");
+    let fields = Fields::new(&path, pool.get("timing").unwrap_or(&empty), &TIMING_FIELDS)?;
+    // Times as many faster: a demonstration need not wait for a real GPU.
+    let speed = fields.number("speed", 0.001..=1e6, 1.0)?;
+    let time = |field: &str, unit: f64, default_ns: u64| -> Result<u64, FieldError> {
+        let value = fields.number(field, 0.0..=60_000.0, default_ns as f64 / unit)?;
+        Ok((value * unit / speed) as u64)
+    };
+    let kv_default = default.kv_tokens.max(u64::from(max_model_len));
+    let timing = Timing {
+        step_ns: time("step_ms", 1e6, default.step_ns)?.max(1),
+        prefill_token_ns: time("prefill_us_per_token", 1e3, default.prefill_token_ns)?,
+        decode_job_ns: time("decode_us_per_request", 1e3, default.decode_job_ns)?,
+        context_token_ns: time("context_ns_per_token", 1.0, default.context_token_ns)?,
+        max_jobs: fields.whole("max_num_seqs", 1..=100_000, Some(default.max_jobs as u64))?
+            as usize,
+        max_step_tokens: fields.whole(
+            "max_num_batched_tokens",
+            1..=u64::from(u32::MAX),
+            Some(u64::from(default.max_step_tokens)),
+        )? as u32,
+        // As vLLM at its start: one sequence of the window must fit.
+        kv_tokens: fields.whole(
+            "kv_cache_tokens",
+            u64::from(max_model_len)..=u64::from(u32::MAX),
+            Some(kv_default),
+        )?,
+    };
+    Batch::new(timing).map_err(|error| FieldError {
+        path,
+        found: format!("{} = {}", error.field, error.value),
+        allowed: error.allowed.into(),
+    })?;
+    Ok(timing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        parse_pools(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    fn with(extra: &str) -> String {
+        format!(
+            r#"{{"pools": [{{"name": "a", "model": "m", "max_model_len": 100, "ports": [0]{extra}}}]}}"#
+        )
+    }
+
+    #[test]
+    fn defaults_fill_what_is_absent() {
+        let pools = parse_pools(with("").as_bytes()).unwrap();
+        assert_eq!(pools[0].tokenizer.name(), "cl100k_base");
+        assert_eq!(pools[0].timing, Timing::default());
+        assert!(pools[0].host.is_loopback());
+    }
+
+    #[test]
+    fn speed_divides_every_time() {
+        let timing = r#", "timing": {"speed": 10, "decode_us_per_request": 50}"#;
+        let pools = parse_pools(with(timing).as_bytes()).unwrap();
+        assert_eq!(pools[0].timing.step_ns, 600_000);
+        assert_eq!(pools[0].timing.decode_job_ns, 5_000);
+        assert_eq!(pools[0].timing.max_jobs, 256);
+    }
+
+    #[test]
+    fn errors_name_the_field_the_value_and_what_is_allowed() {
+        for (text, parts) in [
+            ("{", vec!["not JSON"]),
+            ("[]", vec!["the document", "[]", "an object"]),
+            ("{}", vec!["pools", "absent", "at least one"]),
+            (r#"{"pools": [{"nam": "a"}]}"#, vec!["pools[0].nam", "name, model, tokenizer"]),
+            (&with(r#", "tokenizer": "gpt2""#), vec!["tokenizer", "gpt2", "o200k_base"]),
+            (&with(r#", "host": "localhost""#), vec!["host", "localhost", "127.0.0.1"]),
+            (&with(r#", "timing": {"step": 1}"#), vec!["pools[0].timing.step", "step_ms"]),
+            (&with(r#", "timing": {"step_ms": -1}"#), vec!["timing.step_ms", "-1", "0 to 60000"]),
+            (&with(r#", "timing": {"kv_cache_tokens": 99}"#), vec!["kv_cache_tokens", "100 to"]),
+            (
+                &with(r#", "timing": {"max_num_seqs": 9, "max_num_batched_tokens": 8}"#),
+                vec!["max_step_tokens = 8", "at least max_jobs"],
+            ),
+        ] {
+            let message = error(text);
+            for part in parts {
+                assert!(message.contains(part), "{text}: {message}");
+            }
+        }
+        let pool = |name: &str, port: u32| {
+            format!(r#"{{"name": "{name}", "model": "m", "max_model_len": 9, "ports": [{port}]}}"#)
+        };
+        let two = |a: String, b: String| error(&format!(r#"{{"pools": [{a}, {b}]}}"#));
+        assert!(two(pool("a", 0), pool("a", 0)).contains("pools[1].name"));
+        assert!(two(pool("a", 81), pool("b", 81)).contains("81 again"));
+        assert!(two(pool("a", 0), pool("b", 65_536)).contains("pools[1].ports[0]: found 65536"));
+        assert!(two(pool("a", 0), pool("b c", 1)).contains("letters, digits"));
+    }
+}

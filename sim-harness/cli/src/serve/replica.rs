@@ -1,0 +1,178 @@
+//! One replica: an engine on the real clock.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate_sim::engine::{Batch, Engine, Event, Job, JobId, TimingError};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::metrics::{Finish, Life, Metrics};
+use super::pools::Pool;
+
+/// The pool's engine, its open sequences and its counters.
+pub(super) struct Replica {
+    pub(super) pool: Arc<Pool>,
+    epoch: Instant,
+    state: Mutex<State>,
+    /// The engine's next event may have moved.
+    wake: Notify,
+}
+
+struct State {
+    engine: Box<dyn Engine + Send>,
+    open: BTreeMap<JobId, Open>,
+    metrics: Metrics,
+    events: Vec<Event>,
+}
+
+struct Open {
+    to: UnboundedSender<Output>,
+    choice: usize,
+    life: Life,
+}
+
+/// One token of one choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Output {
+    pub(super) choice: usize,
+    /// Which of the choice's tokens, from 1.
+    pub(super) token: u32,
+    /// Set on the choice's last token.
+    pub(super) finish: Option<Finish>,
+}
+
+/// One sequence to produce.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) prompt_tokens: u32,
+    pub(super) output_tokens: u32,
+    pub(super) finish: Finish,
+}
+
+/// The tokens of one request's choices, as they come. Dropping it aborts what
+/// has not ended: that is how a client's disconnect reaches the engine.
+pub(super) struct Outputs {
+    pub(super) receiver: UnboundedReceiver<Output>,
+    replica: Arc<Replica>,
+    jobs: Vec<JobId>,
+}
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        self.replica.abort(&self.jobs);
+    }
+}
+
+impl Replica {
+    pub(super) fn new(pool: Arc<Pool>) -> Result<Arc<Self>, TimingError> {
+        let state = State {
+            engine: Box::new(Batch::new(pool.timing)?),
+            open: BTreeMap::new(),
+            metrics: Metrics::new(),
+            events: Vec::new(),
+        };
+        Ok(Arc::new(Self {
+            pool,
+            epoch: Instant::now(),
+            state: Mutex::new(state),
+            wake: Notify::new(),
+        }))
+    }
+
+    /// The state with everything done that is due; and what time that is.
+    fn current(&self) -> (u64, MutexGuard<'_, State>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read under the lock: the engine's time must not go back.
+        let now = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        state.advance(now);
+        (now, state)
+    }
+
+    /// Moves the engine along until the task is dropped.
+    pub(super) async fn run(&self) {
+        loop {
+            let next = {
+                let (_, state) = self.current();
+                state.engine.next_event()
+            };
+            let woken = self.wake.notified();
+            match next {
+                None => woken.await,
+                // Whichever comes first: another job may end sooner.
+                Some(at) => {
+                    let at = self.epoch + Duration::from_nanos(at);
+                    let _ = tokio::time::timeout_at(at.into(), woken).await;
+                }
+            }
+        }
+    }
+
+    /// Takes a request's sequences; their index is the choice.
+    pub(super) fn submit(self: &Arc<Self>, wanted: &[Wanted]) -> Outputs {
+        let (to, receiver) = unbounded_channel();
+        let (now, mut state) = self.current();
+        let mut jobs = Vec::with_capacity(wanted.len());
+        for (choice, wanted) in wanted.iter().enumerate() {
+            let job =
+                Job { prompt_tokens: wanted.prompt_tokens, output_tokens: wanted.output_tokens };
+            let id = state.engine.submit(now, job);
+            let life = Life {
+                prompt_tokens: wanted.prompt_tokens,
+                produced: 0,
+                submitted: now,
+                last: now,
+                finish: wanted.finish,
+            };
+            state.open.insert(id, Open { to: to.clone(), choice, life });
+            jobs.push(id);
+        }
+        drop(state);
+        self.wake.notify_one();
+        Outputs { receiver, replica: Arc::clone(self), jobs }
+    }
+
+    fn abort(&self, jobs: &[JobId]) {
+        let (now, mut state) = self.current();
+        for &id in jobs {
+            if let Some(mut open) = state.open.remove(&id) {
+                state.engine.abort(now, id);
+                open.life.finish = Finish::Abort;
+                state.metrics.ended(&open.life, now);
+            }
+        }
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    pub(super) fn metrics_text(&self) -> String {
+        let (_, state) = self.current();
+        state.metrics.text(&self.pool, state.engine.load())
+    }
+}
+
+impl State {
+    fn advance(&mut self, now: u64) {
+        let mut events = std::mem::take(&mut self.events);
+        self.engine.advance(now, &mut events);
+        for event in events.drain(..) {
+            self.pass_on(event);
+        }
+        self.events = events;
+    }
+
+    fn pass_on(&mut self, event: Event) {
+        let Some(open) = self.open.get_mut(&event.job) else { return };
+        self.metrics.token(&open.life, event.at);
+        open.life.produced = event.token;
+        open.life.last = event.at;
+        let finish = event.last.then_some(open.life.finish);
+        // A receiver that is gone aborts by itself.
+        let _ = open.to.send(Output { choice: open.choice, token: event.token, finish });
+        if event.last {
+            self.metrics.ended(&open.life, event.at);
+            self.open.remove(&event.job);
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Workloads and simulated GPU replicas for Tidegate.
+//!
+//! Everything here is pure: bytes and numbers go in, values come out. There are
+//! no files, threads, clocks or sockets, and no float function beyond
+//! `+ - * / sqrt` and `libm`, so that native code and a browser agree bit for
+//! bit. The binary `tidegate-sim` adds the outside world.
+//!
+//! - [`workload`]: published traces and length distributions → requests.
+//! - [`engine`]: one replica: prompts and output lengths go in, tokens with
+//!   their times come out.
+//! - [`rng`]: the one seeded source of randomness.
+//!
+//! All times are whole nanoseconds from a start that the caller chooses.
+
+pub mod engine;
+pub mod rng;
+pub mod workload;
+
+/// Nanoseconds in one second.
+pub const SECOND: u64 = 1_000_000_000;
+/// Nanoseconds in one millisecond.
+pub const MILLISECOND: u64 = 1_000_000;

@@ -1,0 +1,279 @@
+//! The shipped filter in a real Envoy, between real clients and live pools that
+//! count with a real tokenizer. What `envoy.yaml` alone promises is tested in
+//! `envoy-support`.
+
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tidegate_envoy_support::{
+    Answer, Backend, Connection, Envoy, Request, Response, eventually, missing,
+};
+use tidegate_sim::workload::CapPolicy;
+use tidegate_sim_cli::replay::{
+    self, Failure, Options, Report, Source, Style, Synthetic, Verdict, Windows, Workload,
+};
+use tidegate_sim_cli::serve::{self, Handle};
+
+const CHAT: &str = "/v1/chat/completions";
+const POOLS: &str = r#"{"pools": [
+    {"name": "short", "model": "sim-model", "tokenizer": "o200k_base",
+     "max_model_len": 8192, "ports": [0, 0], "timing": {"speed": 100}},
+    {"name": "long", "model": "sim-model", "tokenizer": "o200k_base",
+     "max_model_len": 131072, "ports": [0, 0], "timing": {"speed": 100}}]}"#;
+const CONFIG: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
+    {"name": "short", "cluster": "short", "max_model_len": 8192},
+    {"name": "long", "cluster": "long", "max_model_len": 131072}]}]}"#;
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
+}
+
+async fn pools() -> Handle {
+    serve::start(serve::parse_pools(POOLS.as_bytes()).unwrap()).await.unwrap()
+}
+
+fn ports(pools: &Handle, name: &str) -> [u16; 2] {
+    pools.pool(name).iter().map(|a| a.port()).collect::<Vec<_>>().try_into().unwrap()
+}
+
+fn envoy(pools: &Handle, workers: u32) -> Envoy {
+    Envoy::builder()
+        .backends(ports(pools, "short"), ports(pools, "long"))
+        .workers(workers)
+        .exact_balance()
+        .health_interval("0.05s")
+        .start()
+        .unwrap()
+}
+
+fn load(requests: usize, rate: f64) -> Vec<tidegate_sim::workload::Request> {
+    let source = Source::Synthetic(Synthetic::Agent);
+    let (requests, rate) = (Some(requests), Some(rate));
+    let caps = CapPolicy::Ladder;
+    Workload { source, requests, rate, speedup: 1.0, caps, seed: 3 }.build().unwrap()
+}
+
+fn options(envoy: &Envoy) -> Options {
+    let style = Style { usage_share: 1.0, ..Style::new("sim-model", 3) };
+    Options { tokenizer: "o200k_base".into(), ..Options::new(&envoy.url(), style) }
+}
+
+/// One worker, then two: what one learns the other knows.
+#[test]
+fn requests_find_their_pool_and_the_estimate_gets_better() {
+    if missing() {
+        return;
+    }
+    let runtime = runtime();
+    for workers in [1, 2] {
+        let pools = runtime.block_on(pools());
+        let envoy = envoy(&pools, workers);
+        let run = runtime.block_on(replay::run(&options(&envoy), load(200, 40.0), |_| {})).unwrap();
+        let windows = Windows::from_config(CONFIG.as_bytes(), "sim-model").unwrap();
+        let report = Report::new(&run, Some(&windows));
+        assert_eq!((report.answered, report.errors.len()), (200, 0), "{:?}", report.errors);
+        let estimate = report.estimate.clone().unwrap();
+        assert!(
+            estimate.second_half.mean < estimate.first_half.mean,
+            "{workers} workers: {estimate:?}"
+        );
+        let under = report.verdict(Verdict::UnderRoute).unwrap();
+        assert!(under <= 2, "{under} of 200 went where they did not fit");
+        let count = |name: &str| envoy.counter(&format!("wasmcustom.tidegate.{name}")).unwrap();
+        let (short, long) = (count("requests.short"), count("requests.long"));
+        assert!(short > 50 && long > 20 && short + long == 200, "{short} short, {long} long");
+        // The last answers may still be on their way to the log phase.
+        eventually("all to be learned", || (count("learned") >= 195).then_some(())).unwrap();
+        assert_eq!(count("under_route"), under as u64, "the filter's own judgement");
+        let admitted = envoy.worker_connections().unwrap();
+        assert_eq!(admitted.len(), workers as usize);
+        assert!(admitted.iter().all(|n| *n > 0), "a worker took no connection: {admitted:?}");
+        let prometheus = envoy.prometheus().unwrap();
+        assert!(prometheus.contains(r#"tidegate_requests{pool="short"}"#), "{prometheus}");
+        runtime.block_on(pools.stop());
+    }
+}
+
+/// The short pool dies under load and comes back.
+#[test]
+fn a_dead_short_pool_costs_only_what_it_was_answering() {
+    if missing() {
+        return;
+    }
+    let runtime = runtime();
+    runtime.block_on(async {
+        let mut pools = pools().await;
+        let envoy = envoy(&pools, 2);
+        let options = options(&envoy);
+        let seen = AtomicUsize::new(0);
+        let run = replay::run(&options, load(300, 60.0), |_| {
+            seen.fetch_add(1, Ordering::Relaxed);
+        });
+        let fate = async {
+            let reach = async |count: usize| {
+                while seen.load(Ordering::Relaxed) < count {
+                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                }
+            };
+            reach(80).await;
+            pools.kill("short", 0).await.unwrap();
+            pools.kill("short", 1).await.unwrap();
+            reach(180).await;
+            pools.restart("short", 0).await.unwrap();
+            pools.restart("short", 1).await.unwrap();
+        };
+        let (run, ()) = tokio::join!(run, fate);
+        let outcomes = run.unwrap().outcomes;
+        let broken = |outcome: &&replay::Outcome| outcome.result.is_err();
+        for outcome in outcomes.iter().filter(broken) {
+            let cut = match outcome.result.as_ref().unwrap_err() {
+                Failure::Connection(_) | Failure::Malformed(_) => true,
+                Failure::Status(status) => *status == 503,
+                _ => false,
+            };
+            assert!(cut, "{outcome:?}");
+        }
+        let failed = outcomes.iter().filter(broken).count();
+        assert!(failed <= 30, "{failed} of 300 failed");
+        let answered_by = |range: std::ops::Range<usize>, pool: &str| {
+            let chosen = |o: &&replay::Outcome| o.decision.pool.as_deref() == Some("short");
+            let answered = |o: &&replay::Outcome| o.answered_by.as_deref() == Some(pool);
+            outcomes[range].iter().filter(chosen).filter(answered).count()
+        };
+        assert!(answered_by(100..170, "long") > 20, "the long pool stood in");
+        assert!(answered_by(250..300, "short") > 10, "the short pool is back");
+        assert!(envoy.counter("wasmcustom.tidegate.spill.down").unwrap() > 20);
+        assert_eq!(envoy.counter("wasmcustom.tidegate.under_route").unwrap(), 0);
+        pools.stop().await;
+    });
+}
+
+fn scripted() -> (Backend, Envoy) {
+    let backend = Backend::start(answer).unwrap();
+    let port = backend.port();
+    let envoy = Envoy::builder().backends([port; 2], [port; 2]).start().unwrap();
+    (backend, envoy)
+}
+
+const EVENTS: [&str; 5] = [
+    "data: {\"choices\":[{\"delta\":{\"content\":\"漢",
+    "字\"}}],\"usage\":null}\r\n\r\n: ping\n\n",
+    "data: {\"choices\":[],\"usage\":{\"prompt_tok",
+    "ens\":70,\"completion_tokens\":2}}\n",
+    "\ndata: [DONE]\n\n",
+];
+
+fn answer(request: &Request) -> Answer {
+    match request.header("x-answer") {
+        Some("stream") => Answer::stream(&EVENTS),
+        Some("endless") => {
+            Answer::stream(&["data: {}\n\n"; 200]).pause(std::time::Duration::from_millis(20))
+        }
+        Some("nothing") => Answer::nothing(),
+        Some(status) => Answer::json(status.parse().unwrap(), usage(9999)),
+        None => Answer::json(200, usage(70)),
+    }
+}
+
+fn usage(tokens: u64) -> String {
+    json!({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": 2}}).to_string()
+}
+
+fn chat(bytes: usize) -> Request {
+    let content = "the tide comes in and goes out. ".repeat(bytes / 32 + 1);
+    let messages = json!([{"role": "user", "content": content[..bytes]}]);
+    Request::post(CHAT, json!({"model": "m", "max_tokens": 9, "messages": messages}).to_string())
+}
+
+fn field<'a>(line: &'a Value, name: &str) -> &'a str {
+    line.get(name).and_then(Value::as_str).unwrap_or("-")
+}
+
+#[test]
+fn a_stream_passes_byte_for_byte_and_is_read() {
+    if missing() {
+        return;
+    }
+    let (_backend, envoy) = scripted();
+    let answer = chat(300).with("x-answer", "stream").send(envoy.port()).unwrap();
+    assert_eq!(answer.body, EVENTS.concat().as_bytes());
+    let line = &envoy.access_log_of(1).unwrap()[0];
+    assert_eq!((field(line, "actual_input"), field(line, "actual_output")), ("70", "2"));
+    assert_eq!(envoy.counter("wasmcustom.tidegate.learned").unwrap(), 1);
+}
+
+#[test]
+fn odd_requests_are_served_and_do_no_harm() {
+    if missing() {
+        return;
+    }
+    let (backend, envoy) = scripted();
+    let send = |request: Request| -> Response { request.send(envoy.port()).unwrap() };
+    let reason = |response: &Response| response.header("x-tidegate-reason").map(str::to_owned);
+    let multipart =
+        Request::post(CHAT, "--x--").with("content-type", "multipart/form-data; boundary=x");
+    for (request, expected) in [
+        (Request::post(CHAT, ""), "unparsed"),
+        (Request::post(CHAT, "{"), "unparsed"),
+        (Request::post(CHAT, "{}"), "threshold"),
+        (multipart, "not_inspected"),
+        (Request::get("/v1/models"), "not_inspected"),
+        (Request::post("/v1/embeddings", "{}"), "not_inspected"),
+        (chat(600_000), "inspect_limit"),
+        (chat(3000).with("transfer-encoding", "chunked"), "threshold"),
+    ] {
+        let what = format!("{} {} {}", request.method, request.path, request.body.len());
+        let response = send(request);
+        assert_eq!(response.status, 200, "{what}");
+        assert_eq!(reason(&response).as_deref(), Some(expected), "{what}");
+    }
+    // Bytes that are no UTF-8, in a header and in the path.
+    let mut client = Connection::open(envoy.port()).unwrap();
+    let body = chat(300).body;
+    let head = format!(
+        "POST {CHAT}?q=%ff HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\nx-odd: caf",
+        body.len()
+    );
+    client
+        .write(&[head.as_bytes(), b"\xe9\r\nx-tidegate-pool: \xff\r\n\r\n", &body].concat())
+        .unwrap();
+    let response = client.response().unwrap();
+    assert_eq!((response.status, reason(&response).as_deref()), (200, Some("threshold")));
+    // A spoofed header neither chooses nor reaches the replica twice.
+    let response = send(chat(300).with("x-tidegate-pool", "evil"));
+    assert_eq!(response.header("x-tidegate-pool"), Some("short"));
+    let last = backend.requests().pop().unwrap();
+    assert_eq!(last.header("x-tidegate-pool"), Some("short"));
+    assert!(!envoy.log().contains("unreachable"), "a VM trapped: {}", envoy.log());
+}
+
+#[test]
+fn bad_ends_teach_nothing() {
+    if missing() {
+        return;
+    }
+    let (_backend, envoy) = scripted();
+    for status in ["400", "404", "429", "500", "503"] {
+        let answer = chat(300).with("x-answer", status).send(envoy.port()).unwrap();
+        assert_eq!(answer.status.to_string(), status);
+    }
+    let reset = chat(300).with("x-answer", "nothing").send(envoy.port()).unwrap();
+    assert_eq!(reset.status, 503);
+    // The client leaves in the middle of its upload, and of the answer.
+    let upload = chat(5000).bytes();
+    let mut client = Connection::open(envoy.port()).unwrap();
+    client.write(&upload[..2000]).unwrap();
+    drop(client);
+    let mut client = Connection::open(envoy.port()).unwrap();
+    client.write(&chat(300).with("x-answer", "endless").bytes()).unwrap();
+    assert_eq!(client.head().unwrap().status, 200);
+    drop(client);
+    let aborted = || envoy.counter("wasmcustom.tidegate.usage_missing.aborted").ok();
+    eventually("the abort", || aborted().filter(|n| *n == 1)).unwrap();
+    assert_eq!(envoy.counter("wasmcustom.tidegate.learned").unwrap(), 0);
+    // And the filter goes on.
+    assert_eq!(chat(300).send(envoy.port()).unwrap().status, 200);
+    eventually("the lesson", || {
+        envoy.counter("wasmcustom.tidegate.learned").ok().filter(|n| *n == 1)
+    })
+    .unwrap();
+}
