@@ -187,6 +187,11 @@ impl Scanner {
         self.state == State::Failed
     }
 
+    /// Whether the document is complete; only white space may follow.
+    pub fn complete(&self) -> bool {
+        self.state == State::Done
+    }
+
     /// Reads the next bytes of the document.
     pub fn feed(&mut self, bytes: &[u8], visitor: &mut impl Visitor) {
         let mut rest = bytes;

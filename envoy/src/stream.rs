@@ -14,6 +14,8 @@ use tidegate::gate::{Answer, Body, Decision, Missing, Ticket};
 use tidegate::request::{self, Api};
 use tidegate::usage::{self, NoUsage, OverflowScanner, Usage};
 
+/// The most that one read brings: Envoy's default `per_connection_buffer_limit_bytes`.
+const READ_MAX: u64 = 1 << 20;
 /// Envoy says so of an answer that came from upstream, and something else of
 /// every local reply.
 const VIA_UPSTREAM: &[u8] = b"via_upstream";
@@ -57,6 +59,15 @@ enum AnswerBody {
     Error(OverflowScanner),
     #[default]
     None,
+}
+
+impl Held {
+    /// Whether the next read surely fits Envoy's buffer. Envoy adds it to what
+    /// is held before it asks us, and answers 413 if the sum is too much.
+    fn may_hold(&self, size: u64) -> bool {
+        let buffer = self.settings.buffer_bytes;
+        self.content_length.is_some_and(|length| length <= buffer) || size + READ_MAX <= buffer
+    }
 }
 
 impl Stream {
@@ -170,9 +181,14 @@ impl HttpContext for Stream {
         } else if size >= limit {
             let length = if end_of_stream { Some(size as u64) } else { held.content_length };
             self.decide(held, |scanner| cut(scanner, length))
-        } else {
+        } else if held.may_hold(size as u64) {
             self.request = Some(held);
             Action::Pause
+        } else if held.scanner.complete() {
+            self.decide(held, whole)
+        } else {
+            let length = held.content_length;
+            self.decide(held, |scanner| cut(scanner, length))
         }
     }
 

@@ -84,6 +84,8 @@ pub struct Settings {
     pub inspect: Inspect,
     /// A body is decided at so many bytes, read to its end or not.
     pub inspect_bytes_max: u64,
+    /// Envoy's limit on a body that a filter holds; more is answered with 413.
+    pub buffer_bytes: u64,
     /// Decide and count, but leave the request's route alone.
     pub dry_run: bool,
 }
@@ -147,7 +149,7 @@ struct Override {
     settings: Arc<Settings>,
 }
 
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "version",
     "name",
     "models",
@@ -157,6 +159,7 @@ const FIELDS: [&str; 12] = [
     "pool_header",
     "inspect",
     "inspect_bytes_max",
+    "buffer_bytes",
     "usage_headers",
     "overrides",
     "dry_run",
@@ -291,6 +294,20 @@ fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, 
         })?,
     };
     let or = |key| members.get(key);
+    let bytes = |key, default, base: Option<u64>| match or(key) {
+        Some(node) => node.integer(1024, 1 << 30, ""),
+        None => Ok(base.unwrap_or(default)),
+    };
+    let buffer_bytes = bytes("buffer_bytes", 1 << 20, base.map(|base| base.buffer_bytes))?;
+    let inspect_bytes_max =
+        bytes("inspect_bytes_max", 512 << 10, base.map(|base| base.inspect_bytes_max))?;
+    if inspect_bytes_max > buffer_bytes {
+        let node = or("inspect_bytes_max").or_else(|| or("buffer_bytes"));
+        let node = node.unwrap_or_else(|| Node::root(&Value::Null));
+        return Err(node.refuse(format!(
+            "inspect_bytes_max ({inspect_bytes_max}) must be at most buffer_bytes ({buffer_bytes})"
+        )));
+    }
     Ok(Settings {
         default_pool,
         output_reserve: match or("output_reserve") {
@@ -304,10 +321,8 @@ fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, 
             Some(node) => node.word(&[("body", Inspect::Body), ("headers", Inspect::Headers)])?,
             None => base.map_or(Inspect::Body, |base| base.inspect),
         },
-        inspect_bytes_max: match or("inspect_bytes_max") {
-            Some(node) => node.integer(1024, 1 << 30, "")?,
-            None => base.map_or(512 << 10, |base| base.inspect_bytes_max),
-        },
+        inspect_bytes_max,
+        buffer_bytes,
         dry_run: match or("dry_run") {
             Some(node) => node.flag()?,
             None => base.is_some_and(|base| base.dry_run),
@@ -457,7 +472,15 @@ fn override_of(node: &Node<'_>, base: &Settings) -> Result<Override, ConfigError
     }
     let set = members.need("set", "the settings that differ")?.object()?;
     set.only(
-        &["models", "default_pool", "output_reserve", "inspect", "inspect_bytes_max", "dry_run"],
+        &[
+            "models",
+            "default_pool",
+            "output_reserve",
+            "inspect",
+            "inspect_bytes_max",
+            "buffer_bytes",
+            "dry_run",
+        ],
         None,
     )?;
     let settings = Arc::new(settings(&set, Some(base))?);

@@ -61,6 +61,10 @@ fn errors_name_field_value_and_what_is_allowed() {
             with(r#""output_reserve": "short""#),
             "must be an integer from 1 to 4294967295, or \"longest\"",
         ),
+        (
+            with(r#""inspect_bytes_max": 2097152"#),
+            "inspect_bytes_max: 2097152: inspect_bytes_max (2097152) must be at most buffer_bytes (1048576)",
+        ),
         (with(r#""pool_header": "X-Pool""#), "must be a header name in lower case"),
         (
             with(r#""estimator": {"decay": 1}"#),

@@ -177,6 +177,11 @@ impl Scanner {
         self.bytes
     }
 
+    /// Whether the body is complete, unless something invalid follows.
+    pub fn complete(&self) -> bool {
+        self.json.complete()
+    }
+
     /// The facts of the whole body. Invalid also if it is no JSON object.
     pub fn finish(mut self) -> Result<RequestFacts, Invalid> {
         self.json.finish(&mut self.reader)?;

@@ -246,6 +246,37 @@ fn odd_requests_are_served_and_do_no_harm() {
     assert!(!envoy.log().contains("unreachable"), "a VM trapped: {}", envoy.log());
 }
 
+/// A listener with nothing but Envoy's defaults: 1 MiB of buffer.
+#[test]
+fn no_upload_gets_413_at_the_default_limit() {
+    if missing() {
+        return;
+    }
+    let backend = Backend::start(answer).unwrap();
+    let port = backend.port();
+    let envoy = Envoy::builder()
+        .backends([port; 2], [port; 2])
+        .configuration(CONFIG)
+        .edit(|t| t.remove_line("request_body_buffer_limit:"))
+        .edit(|t| t.remove_line("per_connection_buffer_limit_bytes:"))
+        .start()
+        .unwrap();
+    for bytes in [0, 1, 900_000, 3_000_000] {
+        for framing in ["x-none", "transfer-encoding"] {
+            for _ in 0..20 {
+                let request = chat(bytes).with(framing, "chunked");
+                let response = request.send(envoy.port()).unwrap();
+                assert_eq!(response.status, 200, "{bytes} bytes, {framing}");
+            }
+        }
+    }
+    let sent = |request: Request| request.send(envoy.port()).unwrap();
+    for body in ["", "x"] {
+        assert_eq!(sent(Request::post(CHAT, body)).header("x-tidegate-reason"), Some("unparsed"));
+    }
+    assert_eq!(envoy.counter("http.tidegate.downstream_rq_too_large").unwrap(), 0);
+}
+
 #[test]
 fn bad_ends_teach_nothing() {
     if missing() {

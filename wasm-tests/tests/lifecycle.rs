@@ -119,7 +119,7 @@ fn bytes_that_are_not_utf8_do_no_harm() {
 
 #[test]
 fn a_body_past_the_limit_is_decided_from_its_length() {
-    let worker = Worker::new(&config_with(r#""inspect_bytes_max": 4096"#));
+    let worker = Worker::new(&config_with(r#""inspect_bytes_max": 4096, "buffer_bytes": 2097152"#));
     let send = |bytes, length: bool| {
         let request = chat(bytes).chunks(Chunks::Every(1000)).end(End::EmptyPiece);
         let request = if length { request } else { request.without("content-length") };
@@ -137,6 +137,31 @@ fn a_body_past_the_limit_is_decided_from_its_length() {
     assert_eq!(send(3000, false), ("short".to_owned(), "threshold".to_owned()));
     // What was guessed teaches nothing.
     assert_eq!(worker.count("learned"), 1);
+}
+
+/// Envoy adds a read, a megabyte at the most, to what is held before it asks
+/// us, and answers 413 if that is too much.
+#[test]
+fn a_body_is_held_only_while_the_next_read_surely_fits() {
+    let worker = Worker::new(CONFIG);
+    let send = |bytes, length: bool, piece| {
+        let request = chat(bytes).chunks(Chunks::Every(piece)).end(End::EmptyPiece);
+        let request = if length { request } else { request.without("content-length") };
+        worker.run(request, &used(bytes as u64 / 4, 1))
+    };
+    // Of unknown length and not complete: at the first piece.
+    let blind = send(3000, false, 1000);
+    assert_eq!(decided(&blind), ("long", "inspect_limit"));
+    // Of unknown length, but complete.
+    assert_eq!(decided(&send(3000, false, 10_000)), ("short", "threshold"));
+    // Of known length: to the inspection limit if it fits, else at the first piece.
+    assert_eq!(decided(&send(3000, true, 1000)), ("short", "threshold"));
+    assert_eq!(decided(&send(1_200_000, true, 200_000)), ("long", "inspect_limit"));
+    let held = |outcome: &Outcome| {
+        outcome.trace.iter().filter(|step| step.action == Action::Pause).count()
+    };
+    assert_eq!(held(&send(1_200_000, true, 200_000)), 1, "at the headers only");
+    assert_eq!(held(&send(900_000, true, 200_000)), 3);
 }
 
 #[test]
@@ -251,6 +276,7 @@ fn only_upstream_successes_teach() {
                 (":method", "POST"),
                 (":path", "/v1/chat/completions"),
                 ("content-type", "application/json"),
+                ("content-length", "100"),
             ],
             false,
         )

@@ -59,7 +59,7 @@ fn native_and_shipped_decide_alike() {
     let library = Library::new("o200k_base".parse().unwrap());
     let style = Style::new("m", 7);
     // Some bodies are long, and all are to be read whole.
-    let config = config_with(r#""inspect_bytes_max": 16777216"#);
+    let config = config_with(r#""inspect_bytes_max": 16777216, "buffer_bytes": 16777216"#);
     let worker = Worker::new(&config);
     worker.host.set_buffer_limit(16 << 20);
     let mut gate = Gate::new(Arc::new(Config::parse(config.as_bytes()).unwrap()));
