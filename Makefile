@@ -30,7 +30,12 @@ test: lint wasm envoy ## every check, at reduced size
 
 .PHONY: prove
 prove: wasm envoy ## the sizes that are claimed; writes docs/proof.md
-	cargo run --quiet --release -p tidegate-sim-cli -- prove
+	docs/prove.sh
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for a minute; needs cargo-fuzz and a nightly compiler
+	@for target in request usage config; do \
+	  cargo +nightly fuzz run $$target -- -max_total_time=60 -rss_limit_mb=4096; done
 
 .PHONY: lint
 lint: targets ## formatting and lints

@@ -170,7 +170,10 @@ fn answer(request: &Request) -> Answer {
         }
         Some("nothing") => Answer::nothing(),
         Some(status) => Answer::json(status.parse().unwrap(), usage(9999)),
-        None => Answer::json(200, usage(70)),
+        None => {
+            let tokens = request.header("x-tokens").map_or(70, |tokens| tokens.parse().unwrap());
+            Answer::json(200, usage(tokens))
+        }
     }
 }
 
@@ -199,6 +202,37 @@ fn a_stream_passes_byte_for_byte_and_is_read() {
     let line = &envoy.access_log_of(1).unwrap()[0];
     assert_eq!((field(line, "actual_input"), field(line, "actual_output")), ("70", "2"));
     assert_eq!(envoy.counter("wasmcustom.tidegate.learned").unwrap(), 1);
+}
+
+/// One connection for each of two workers: what the first learns the second
+/// knows, though it saw no answer.
+#[test]
+fn workers_share_what_they_learn() {
+    if missing() {
+        return;
+    }
+    let backend = Backend::start(answer).unwrap();
+    let port = backend.port();
+    let envoy = Envoy::builder().backends([port; 2], [port; 2]).workers(2).exact_balance();
+    let envoy = envoy.start().unwrap();
+    let (mut first, mut second) =
+        (Connection::open(envoy.port()).unwrap(), Connection::open(envoy.port()).unwrap());
+    let estimate = |connection: &mut Connection, status: Option<&str>| {
+        let request = chat(3000).with("x-tokens", "2007");
+        let request = status.map_or(request.clone(), |status| request.with("x-answer", status));
+        connection.write(&request.bytes()).unwrap();
+        let response = connection.response().unwrap();
+        response.header("x-tidegate-estimate").unwrap().parse::<u64>().unwrap()
+    };
+    assert_eq!(estimate(&mut second, Some("500")), 757);
+    for _ in 0..30 {
+        estimate(&mut first, None);
+    }
+    assert_eq!(envoy.worker_connections().unwrap(), [1, 1]);
+    eventually("the second worker to know", || {
+        (estimate(&mut second, Some("500")).abs_diff(2007) < 20).then_some(())
+    })
+    .unwrap();
 }
 
 #[test]

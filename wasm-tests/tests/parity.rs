@@ -64,7 +64,9 @@ fn native_and_shipped_decide_alike() {
     worker.host.set_buffer_limit(16 << 20);
     let mut gate = Gate::new(Arc::new(Config::parse(config.as_bytes()).unwrap()));
     let settings = Arc::clone(gate.config().base());
-    for (index, request) in workload.build().unwrap().into_iter().enumerate() {
+    let requests = workload.build().unwrap();
+    println!("{} requests", requests.len());
+    for (index, request) in requests.into_iter().enumerate() {
         let (input, output) = (u64::from(request.input_tokens), u64::from(request.output_tokens));
         let body = prepare(&library, &style, index, request).body;
 
