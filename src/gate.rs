@@ -4,10 +4,10 @@
 //! for the [`Ticket`] that it got; the type makes a second close impossible. A
 //! ticket that is dropped teaches nothing and costs nothing.
 
-use crate::config::{Config, Model, Pool, Settings};
+use crate::config::{Match, Model, Pool, Settings};
 use crate::estimate::{Key, Learner, Tally};
 use crate::pool::{self, Budget, Fit};
-use crate::request::{Api, RequestFacts};
+use crate::request::{Api, Cap, RequestFacts};
 use crate::time::Instant;
 use crate::usage::Usage;
 use std::sync::Arc;
@@ -125,8 +125,11 @@ struct Estimated {
     /// The text is known whole, so its tokens can teach.
     teachable: bool,
     cap: Option<u64>,
+    /// A cap may stand in what was not read.
+    uncertain_cap: bool,
     prompts: u64,
-    sequences: u64,
+    /// Sequences whose tokens the answer's usage adds up.
+    answers: u64,
     silent: bool,
 }
 
@@ -142,6 +145,10 @@ pub struct Answer<'a> {
     pub overflow: bool,
     /// The name of the pool that answered, if the driver can tell.
     pub served_by: Option<&'a [u8]>,
+    /// It was not the first attempt that was answered.
+    pub retried: bool,
+    /// The answer ended; `false` if it broke off.
+    pub complete: bool,
 }
 
 /// What became of a request.
@@ -161,31 +168,24 @@ pub struct Settlement {
     pub truncated: bool,
     /// Another pool answered although it fitted: its own was down.
     pub spilled: bool,
+    /// Another pool answered a later attempt, and the answer does not tell
+    /// whether for the request's length or because its own was down.
+    pub spill_unclear: bool,
     /// The estimator learned from it.
     pub learned: bool,
 }
 
-/// Decides and learns for one instance of the configuration.
-#[derive(Debug)]
+/// Decides and learns for one instance. What it learned outlives any
+/// configuration: settings come with each request.
+#[derive(Debug, Default)]
 pub struct Gate {
-    config: Arc<Config>,
     learner: Learner,
 }
 
 impl Gate {
     /// A gate that knows nothing yet.
-    pub fn new(config: Arc<Config>) -> Self {
-        Self { config, learner: Learner::default() }
-    }
-
-    /// The configuration in force.
-    pub fn config(&self) -> &Arc<Config> {
-        &self.config
-    }
-
-    /// Takes a new configuration. What was learned and what is open stays.
-    pub fn reconfigure(&mut self, config: Arc<Config>) {
-        self.config = config;
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// What was learned, to be exchanged with other workers.
@@ -199,6 +199,8 @@ impl Gate {
     }
 
     /// Opens a request under the settings that [`Config::settings`] gave for it.
+    ///
+    /// [`Config::settings`]: crate::config::Config::settings
     pub fn open(&self, settings: &Arc<Settings>, body: Body) -> (Ticket, Decision) {
         let (facts, seen) = match body {
             Body::Whole(facts) => (facts, Seen::Whole),
@@ -209,6 +211,12 @@ impl Gate {
             Body::Unparsed => return plain(settings, Reason::Unparsed),
             Body::NotInspected => return plain(settings, Reason::NotInspected),
         };
+        // A body that was cut before its model's name may be of any model.
+        let cut = matches!(seen, Seen::Cut | Seen::CutBlind);
+        let named = settings.models.iter().any(|model| model.matches != Match::Any);
+        if cut && facts.model.is_none() && named {
+            return plain(settings, Reason::InspectLimit);
+        }
         let found = settings.model(facts.model.as_deref()).and_then(|model| {
             let estimated = self.estimate(settings, model, facts, seen);
             let (pool, fit) = match seen {
@@ -221,15 +229,17 @@ impl Gate {
             return plain(settings, Reason::UnknownModel);
         };
         let reason = match (seen, fit) {
-            (Seen::Cut | Seen::CutBlind, _) => Reason::InspectLimit,
+            (Seen::CutBlind, _) => Reason::InspectLimit,
             (Seen::Nothing, _) => Reason::NoLength,
             (_, Fit::TooLarge) => Reason::TooLarge,
+            (Seen::Cut, _) => Reason::InspectLimit,
             (Seen::Length, _) => Reason::ContentLength,
             (Seen::Whole, Fit::Threshold) => Reason::Threshold,
             (Seen::Whole, Fit::Largest) => Reason::Largest,
         };
-        // Where nothing is known there is no estimate to judge.
-        let estimated = (seen != Seen::Nothing).then_some(estimated);
+        // Where the length is not known there is no estimate to judge.
+        let known = !matches!(seen, Seen::Nothing | Seen::CutBlind);
+        let estimated = known.then_some(estimated);
         let budget = estimated.as_ref().map(|estimated| estimated.budget);
         let ticket = Ticket { pool: Arc::clone(&pool), estimated };
         (ticket, Decision { pool, reason, budget, unreadable })
@@ -242,7 +252,7 @@ impl Gate {
         facts: RequestFacts,
         seen: Seen,
     ) -> (Estimated, bool) {
-        let estimator = &self.config.estimator;
+        let estimator = &settings.estimator;
         let name = facts.model.as_deref().unwrap_or_default();
         // A model of the configuration's `*` may be any text of a client; its
         // key is a hash in a bounded table.
@@ -261,7 +271,8 @@ impl Gate {
             teachable: matches!(seen, Seen::Whole | Seen::Length) && facts.opaque == 0,
             cap: facts.output_cap(),
             prompts: facts.prompts,
-            sequences: facts.sequences().max(1),
+            uncertain_cap: facts.cap == Cap::Unseen,
+            answers: facts.n.max(1),
             silent: facts.stream && !facts.include_usage,
             model: facts.model,
             text: facts.text,
@@ -274,39 +285,36 @@ impl Gate {
     pub fn close(&mut self, now: Instant, ticket: Ticket, answer: &Answer<'_>) -> Settlement {
         let mut settlement = Settlement::default();
         let Some(status) = answer.status else { return settlement };
-        let Some(estimated) = &ticket.estimated else {
-            return settlement;
-        };
-        let pools = estimated.pools();
-        if !(200..300).contains(&status) {
-            let largest = pools.last().is_some_and(|pool| pool.name == ticket.pool.name);
-            settlement.under_route = answer.overflow && !largest;
-            return settlement;
-        }
+        let success = (200..300).contains(&status);
         match answer.usage {
-            Some(Ok(usage)) => settlement.usage = usage,
-            Some(Err(Missing::Absent)) if estimated.silent => {
-                settlement.missing = Some(Missing::NotAsked);
-            }
-            Some(Err(missing)) => settlement.missing = Some(missing),
-            None => settlement.missing = Some(Missing::Absent),
+            Some(Ok(usage)) if success => settlement.usage = usage,
+            _ => {}
         }
-        let other_pool = answer.served_by.is_some_and(|name| name != ticket.pool.name.as_bytes());
+        let Some(estimated) = &ticket.estimated else { return settlement };
+        if !success {
+            settlement.under_route =
+                answer.overflow && !estimated.is_largest(&ticket.pool) && !estimated.dry_run();
+            return settlement;
+        }
+        settlement.missing = match answer.usage {
+            Some(Ok(_)) => None,
+            Some(Err(Missing::Absent)) if estimated.silent => Some(Missing::NotAsked),
+            Some(Err(missing)) => Some(missing),
+            None => Some(Missing::Absent),
+        };
+        estimated.judge(&ticket.pool, answer, &mut settlement);
         let Some(input) = settlement.usage.input.filter(|input| *input > 0) else {
-            settlement.spilled = other_pool;
             return settlement;
         };
         let error = estimated.budget.input.abs_diff(input);
         settlement.error_permille = Some(error.saturating_mul(1000) / input);
-        estimated.judge(&ticket.pool, input, other_pool, &mut settlement);
         if estimated.teachable {
-            let tokens = input.saturating_sub(estimated.fixed);
             settlement.learned = self.learner.learn(
                 now,
-                &self.config.estimator,
+                &estimated.settings.estimator,
                 estimated.key,
                 &estimated.text,
-                tokens,
+                input.saturating_sub(estimated.fixed),
             );
         }
         settlement
@@ -333,26 +341,43 @@ impl Estimated {
         self.settings.model(self.model.as_deref()).map_or(&[], |model| &model.pools)
     }
 
+    fn is_largest(&self, pool: &Pool) -> bool {
+        self.pools().last().is_some_and(|largest| largest.name == pool.name)
+    }
+
+    /// In a dry run the request went where it would have gone without us.
+    fn dry_run(&self) -> bool {
+        self.settings.dry_run
+    }
+
     /// Compares where the request went with what it turned out to need.
-    fn judge(&self, chosen: &Pool, input: u64, other_pool: bool, settlement: &mut Settlement) {
+    fn judge(&self, chosen: &Pool, answer: &Answer<'_>, settlement: &mut Settlement) {
+        let elsewhere = answer.served_by.is_some_and(|name| name != chosen.name.as_bytes());
+        let elsewhere = elsewhere && !self.dry_run();
+        let usage = settlement.usage;
         // Several prompts share one usage: none of them can be judged alone.
-        if self.prompts > 1 {
-            settlement.spilled = other_pool;
+        let (Some(input), 1) = (usage.input.filter(|input| *input > 0), self.prompts) else {
+            settlement.spilled = elsewhere && !answer.retried;
+            settlement.spill_unclear = elsewhere && answer.retried;
             return;
-        }
-        let output = settlement.usage.output.unwrap_or(0).div_ceil(self.sequences);
+        };
+        let output = usage.output.unwrap_or(0).div_ceil(self.answers);
         let used = input.saturating_add(output);
         let needed = input.saturating_add(self.cap.unwrap_or(output));
-        let pools = self.pools();
-        let largest = pools.last().is_some_and(|pool| pool.name == chosen.name);
         // An engine that stops at its window stops there exactly.
-        settlement.truncated =
-            !other_pool && used == chosen.max_model_len && self.cap.is_none_or(|cap| output < cap);
+        settlement.truncated = !elsewhere
+            && !self.dry_run()
+            && used == chosen.max_model_len
+            && self.cap.is_none_or(|cap| output < cap);
         settlement.under_route =
-            !largest && (settlement.truncated || needed > chosen.max_model_len);
-        settlement.spilled = other_pool && !settlement.under_route;
-        let mut smaller = pools.iter().take_while(|pool| pool.name != chosen.name);
-        settlement.over_route = smaller.any(|pool| needed <= pool.threshold);
+            !self.is_largest(chosen) && (settlement.truncated || needed > chosen.max_model_len);
+        settlement.spilled = elsewhere && !settlement.under_route;
+        // A part of an answer, or a cap that nobody read, is no proof that less
+        // would have done.
+        if answer.complete && !self.uncertain_cap {
+            let mut smaller = self.pools().iter().take_while(|pool| pool.name != chosen.name);
+            settlement.over_route = smaller.any(|pool| needed <= pool.threshold);
+        }
     }
 }
 

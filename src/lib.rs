@@ -32,8 +32,8 @@
 //! let config = Config::parse(br#"{"version": 1, "models": [{"match": "*", "pools": [
 //!     {"name": "short", "cluster": "short", "max_model_len": 8192},
 //!     {"name": "long", "cluster": "long", "max_model_len": 131072}]}]}"#)?;
-//! let mut gate = Gate::new(Arc::new(config));
-//! let settings = Arc::clone(gate.config().base());
+//! let mut gate = Gate::new();
+//! let settings = Arc::clone(config.base());
 //!
 //! let mut scanner = Scanner::new(Api::Chat);
 //! scanner.feed(br#"{"model": "m", "max_tokens": 64, "#);

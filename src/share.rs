@@ -15,7 +15,7 @@ use crate::time::{Instant, Span};
 use std::collections::BTreeMap;
 
 /// Workers that can publish at a time.
-pub const PARTS_MAX: u32 = 64;
+pub const PARTS_MAX: u32 = 256;
 /// A part without a heartbeat for so long is free to be taken over.
 pub const STALE: Span = Span::from_secs(30);
 
@@ -110,7 +110,7 @@ impl Part {
             if !mean || !sane(ratio.deviation, 1e3) || !sane(ratio.samples, 1e15) {
                 return None;
             }
-            ratios.set(key, ratio);
+            ratios.set(key, ratio, RATIOS_MAX);
         }
         Some(Self { instance, owner, version, heartbeat, ratios })
     }
@@ -157,8 +157,11 @@ impl View {
 pub struct Exchange {
     instance: u64,
     incarnation: u64,
-    /// The part that is ours, and the version we last wrote.
-    ours: Option<(u32, u64)>,
+    /// The part that is ours.
+    ours: Option<u32>,
+    /// The newest version that we wrote or saw, so that what we write next is
+    /// newer for everybody.
+    newest: u64,
     view: View,
 }
 
@@ -166,7 +169,13 @@ impl Exchange {
     /// For a worker of the instance of this name. `incarnation` must differ
     /// between all workers of a process, dead ones included.
     pub fn new(name: &str, incarnation: u64) -> Self {
-        Self { instance: hash(name.as_bytes()), incarnation, ours: None, view: View::default() }
+        Self {
+            instance: hash(name.as_bytes()),
+            incarnation,
+            ours: None,
+            newest: 0,
+            view: View::default(),
+        }
     }
 
     /// Exchanges with the other workers; to be called every second or so.
@@ -189,57 +198,56 @@ impl Exchange {
 
     /// Takes the first part that is free or whose owner is dead.
     fn claim(&mut self, now: Instant, slots: &mut impl Slots, learner: &mut Learner, decay: f64) {
+        let (instance, owner) = (self.instance, self.incarnation);
         for place in 0..PARTS_MAX {
-            let (instance, owner) = (self.instance, self.incarnation);
+            let newest = self.newest;
             let mut found = None;
             let updated = slots.update(&self.name(place), &mut |bytes| {
                 let part = bytes.and_then(Part::decode);
                 let free = part.as_ref().is_none_or(|p| p.instance == instance && p.stale(now));
-                found = free.then(|| part.clone());
-                let version = part.as_ref().map_or(0, |part| part.version) + 1;
+                let version = part.as_ref().map_or(0, |part| part.version).max(newest) + 1;
                 let ratios = part.map(|part| part.ratios).unwrap_or_default();
-                free.then(|| Part { instance, owner, version, heartbeat: now, ratios }.encode())
+                let claimed = Part { instance, owner, version, heartbeat: now, ratios };
+                let bytes = free.then(|| claimed.encode());
+                found = free.then_some(claimed);
+                bytes
             });
             if updated != Updated::Done {
                 return;
             }
-            if let Some(left_behind) = found {
-                let version = left_behind.as_ref().map_or(0, |part| part.version) + 1;
-                self.ours = Some((place, version));
+            if let Some(part) = found {
+                self.ours = Some(place);
+                self.newest = part.version;
                 self.view.0.remove(&place);
-                if let Some(part) = left_behind {
-                    let both = [learner.own(), &part.ratios].into_iter();
-                    learner.adopt(Ratios::blend(both, decay));
-                }
+                learner.adopt(Ratios::blend([learner.own(), &part.ratios].into_iter(), decay));
                 return;
             }
         }
     }
 
     fn publish(&mut self, now: Instant, slots: &mut impl Slots, learner: &Learner) {
-        let Some((place, version)) = self.ours else { return };
-        let (instance, owner) = (self.instance, self.incarnation);
+        let Some(place) = self.ours else { return };
+        let (instance, owner, version) = (self.instance, self.incarnation, self.newest + 1);
         let mut lost = false;
         let updated = slots.update(&self.name(place), &mut |bytes| {
             // Another worker may have claimed it at the same moment, or taken
-            // it over while we slept.
-            let part = bytes.and_then(Part::decode)?;
-            lost = part.owner != owner;
+            // it over while we slept; or something else was written there.
+            lost = bytes.and_then(Part::decode).is_none_or(|part| part.owner != owner);
             let ratios = learner.own().clone();
-            let part = Part { instance, owner, version: version + 1, heartbeat: now, ratios };
+            let part = Part { instance, owner, version, heartbeat: now, ratios };
             (!lost).then(|| part.encode())
         });
-        self.ours = match updated {
-            Updated::Done if lost => None,
-            Updated::Done => Some((place, version + 1)),
-            Updated::Busy | Updated::Failed => Some((place, version)),
-        };
+        match updated {
+            Updated::Done if lost => self.ours = None,
+            Updated::Done => self.newest = version,
+            Updated::Busy | Updated::Failed => {}
+        }
     }
 
     fn read(&mut self, slots: &mut impl Slots, learner: &mut Learner, decay: f64) {
         let mut seen = View::default();
         for place in 0..PARTS_MAX {
-            if self.ours.is_some_and(|(ours, _)| ours == place) {
+            if self.ours == Some(place) {
                 continue;
             }
             let (mut exists, mut part) = (false, None);
@@ -253,6 +261,7 @@ impl Exchange {
                 break;
             }
             if let Some(part) = part.filter(|part| part.instance == self.instance) {
+                self.newest = self.newest.max(part.version);
                 seen.put(place, part);
             }
         }
@@ -349,7 +358,7 @@ mod tests {
         a.tick(62, &mut memory);
         a.tick(63, &mut memory);
         assert_eq!(memory.slots.len(), 2);
-        assert_eq!(a.0.ours.unwrap().0, 1);
+        assert_eq!(a.0.ours, Some(1));
     }
 
     #[test]
@@ -364,7 +373,31 @@ mod tests {
             a.tick(second, &mut memory);
             b.tick(second, &mut memory);
         }
-        assert_eq!((a.0.ours.unwrap().0, b.0.ours.unwrap().0), (1, 0));
+        assert_eq!((a.0.ours, b.0.ours), (Some(1), Some(0)));
+    }
+
+    #[test]
+    fn a_worker_whose_part_is_lost_publishes_again() {
+        let (mut memory, mut a, mut b) = (Memory::default(), Worker::new(1), Worker::new(2));
+        a.tick(1, &mut memory);
+        b.tick(1, &mut memory);
+        for loss in 2..4 {
+            let name = a.0.name(a.0.ours.unwrap());
+            if loss == 2 {
+                memory.slots.insert(name, b"garbage".to_vec());
+            } else {
+                memory.slots.remove(&name);
+            }
+            for second in 0..40 {
+                a.teach(second, loss * 1000);
+            }
+            for _ in 0..3 {
+                a.tick(loss, &mut memory);
+                b.tick(loss, &mut memory);
+            }
+            let expected = 6.0 / loss as f64;
+            assert!((b.ratio() - expected).abs() < 0.3, "{loss}: {}", b.ratio());
+        }
     }
 
     #[test]
@@ -375,7 +408,7 @@ mod tests {
         memory.busy = false;
         memory.slots.insert(a.0.name(0), b"garbage".to_vec());
         a.tick(2, &mut memory);
-        assert_eq!(a.0.ours.unwrap().0, 0, "unreadable content is overwritten");
+        assert_eq!(a.0.ours, Some(0), "unreadable content is overwritten");
         assert!(Part::decode(&memory.slots[&a.0.name(0)]).is_some());
     }
 
@@ -387,7 +420,7 @@ mod tests {
                 // One owner writes one content for one version.
                 for (key, mean, deviation, samples, taught) in all.into_iter().take(1) {
                     let taught = Instant::from_nanos(taught);
-                    ratios.set(Key(key), Ratio { mean, deviation, samples, taught });
+                    ratios.set(Key(key), Ratio { mean, deviation, samples, taught }, RATIOS_MAX);
                 }
                 Part { instance: 7, owner, version, heartbeat: at(version), ratios }
             },

@@ -10,10 +10,9 @@ mod worker;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{ContextType, LogLevel};
-use std::sync::Arc;
 use std::time::Duration;
 use tidegate::config::Config;
-use worker::{Shared, Worker};
+use worker::Instance;
 
 /// How often workers exchange what they learned.
 const TICK: Duration = Duration::from_secs(1);
@@ -25,7 +24,7 @@ proxy_wasm::main! {{
 
 /// One configuration of one instance, in one VM.
 #[derive(Default)]
-struct Root(Option<(Shared, Arc<Config>)>);
+struct Root(Option<Instance>);
 
 impl Context for Root {}
 
@@ -33,7 +32,7 @@ impl RootContext for Root {
     fn on_configure(&mut self, size: usize) -> bool {
         host::follow_log_level();
         let config = match Config::parse(&host::configuration(size)) {
-            Ok(config) => Arc::new(config),
+            Ok(config) => config,
             Err(error) => {
                 log::error!("tidegate: {error}");
                 return false;
@@ -42,14 +41,14 @@ impl RootContext for Root {
         for warning in &config.warnings {
             log::warn!("tidegate: {warning}");
         }
-        self.0 = Some((Worker::configured(&config), config));
+        self.0 = Some(Instance::new(config));
         host::tick_every(TICK);
         true
     }
 
     fn on_tick(&mut self) {
-        if let Some((worker, _)) = &self.0 {
-            worker.borrow_mut().tick();
+        if let Some(instance) = &self.0 {
+            instance.tick();
         }
     }
 

@@ -4,6 +4,7 @@ use crate::host::{Counter, Histogram};
 use tidegate::config::Config;
 use tidegate::gate::{Decision, Missing, Reason, Settlement};
 
+/// The metrics of one configuration: its pools give them their names.
 pub(crate) struct Metrics {
     /// By pool name, sorted.
     requests: Vec<(String, Counter)>,
@@ -15,6 +16,7 @@ pub(crate) struct Metrics {
     over_route: Option<Counter>,
     truncated: Option<Counter>,
     spill_down: Option<Counter>,
+    spill_unclear: Option<Counter>,
     learned: Option<Counter>,
     unreadable: Option<Counter>,
     estimate_error: Option<Histogram>,
@@ -49,6 +51,7 @@ impl Metrics {
             over_route: count("over_route"),
             truncated: count("truncated"),
             spill_down: count("spill.down"),
+            spill_unclear: count("spill.unclear"),
             learned: count("learned"),
             unreadable: count("cap_unreadable"),
             estimate_error: histogram(&format!("tidegate.estimate_error{instance}")),
@@ -68,6 +71,7 @@ impl Metrics {
         raise(self.over_route, settlement.over_route);
         raise(self.truncated, settlement.truncated);
         raise(self.spill_down, settlement.spilled);
+        raise(self.spill_unclear, settlement.spill_unclear);
         raise(self.learned, settlement.learned);
         if let Some(missing) = settlement.missing {
             raise(self.missing.get(missing as usize).copied(), true);

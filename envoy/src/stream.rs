@@ -5,30 +5,38 @@
 //! The answer is only watched: never paused, never changed.
 
 use crate::host::{self, RequestHead};
-use crate::worker::Shared;
+use crate::worker::Instance;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::sync::Arc;
-use tidegate::config::{Config, Inspect, Settings};
-use tidegate::gate::{Answer, Body, Decision, Missing, Ticket};
+use tidegate::config::{Inspect, Match, Pool, Settings};
+use tidegate::gate::{Answer, Body, Decision, Missing, Reason, Settlement, Ticket};
 use tidegate::request::{self, Api};
 use tidegate::usage::{self, NoUsage, OverflowScanner, Usage};
 
-/// The most that one read brings: Envoy's default `per_connection_buffer_limit_bytes`.
-const READ_MAX: u64 = 1 << 20;
+/// The most that one read brings: Envoy's default `per_connection_buffer_limit_bytes`
+/// and what it may overshoot.
+const READ_MAX: u64 = (1 << 20) + (64 << 10);
 /// Envoy says so of an answer that came from upstream, and something else of
 /// every local reply.
 const VIA_UPSTREAM: &[u8] = b"via_upstream";
 /// Where `envoy.yaml` names the pool of an endpoint.
 const SERVED_BY: [&str; 5] =
     ["xds", "upstream_host_metadata", "filter_metadata", "tidegate", "pool"];
+const ATTEMPTS: [&str; 2] = ["upstream", "request_attempt_count"];
 
 pub(crate) struct Stream {
     /// `None` if the plugin has no valid configuration.
-    instance: Option<(Shared, Arc<Config>)>,
+    instance: Option<Instance>,
     request: Option<Held>,
-    ticket: Option<Ticket>,
+    open: Option<Open>,
     answer: Watched,
+}
+
+/// A request that was decided.
+struct Open {
+    ticket: Ticket,
+    pool: Arc<Pool>,
 }
 
 /// A request that waits for its decision.
@@ -62,6 +70,16 @@ enum AnswerBody {
 }
 
 impl Held {
+    /// Bytes to read at the most: those of the setting, and more, as Envoy's
+    /// buffer allows, while the model is not known but matters.
+    fn limit(&self) -> usize {
+        let settings = &self.settings;
+        let named = settings.models.iter().any(|model| model.matches != Match::Any);
+        let known = !named || self.scanner.knows_model();
+        let limit = if known { settings.inspect_bytes_max } else { settings.buffer_bytes };
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    }
+
     /// Whether the next read surely fits Envoy's buffer. Envoy adds it to what
     /// is held before it asks us, and answers 413 if the sum is too much.
     fn may_hold(&self, size: u64) -> bool {
@@ -71,8 +89,8 @@ impl Held {
 }
 
 impl Stream {
-    pub(crate) fn new(instance: Option<(Shared, Arc<Config>)>) -> Self {
-        Self { instance, request: None, ticket: None, answer: Watched::default() }
+    pub(crate) fn new(instance: Option<Instance>) -> Self {
+        Self { instance, request: None, open: None, answer: Watched::default() }
     }
 
     /// Decides a held request and lets it go.
@@ -82,43 +100,50 @@ impl Stream {
     }
 
     fn open(&mut self, head: &RequestHead, settings: &Arc<Settings>, body: Body) {
-        let Some((worker, config)) = &self.instance else { return };
+        let Some(Instance { config, metrics, worker }) = &self.instance else { return };
         let (ticket, decision) = worker.borrow().gate.open(settings, body);
-        self.ticket = Some(ticket);
+        // Answers to what was not looked at are not looked at either.
+        if decision.reason != Reason::NotInspected {
+            self.open = Some(Open { ticket, pool: Arc::clone(&decision.pool) });
+        }
         if !settings.dry_run {
             head.set(&config.pool_header, decision.pool.cluster.as_bytes());
             head.clear_route_cache();
         }
         publish(&decision);
-        worker.borrow().metrics.opened(&decision);
+        metrics.opened(&decision);
     }
 
-    fn close(&mut self) {
-        let (Some(ticket), Some((worker, _))) = (self.ticket.take(), &self.instance) else {
-            return;
-        };
+    /// Closes the request, once.
+    fn close(&mut self) -> Option<Settlement> {
+        let Open { ticket, pool } = self.open.take()?;
+        let Instance { metrics, worker, .. } = self.instance.as_ref()?;
         let watched = core::mem::take(&mut self.answer);
         let served_by = watched.status.and_then(|_| host::property(&SERVED_BY));
-        let overflow = matches!(&watched.body, AnswerBody::Error(error) if error.overflowed());
+        let elsewhere = served_by.as_ref().is_some_and(|name| *name != pool.name.as_bytes());
+        let attempts = if elsewhere { host::property(&ATTEMPTS) } else { None };
         let answer = Answer {
             status: watched.status,
-            overflow,
+            overflow: watched.overflowed(),
+            complete: watched.complete,
             served_by: served_by.as_deref(),
+            retried: attempts.as_deref().and_then(little_endian).is_some_and(|count| count > 1),
             usage: watched.usage(),
         };
         let settlement = worker.borrow_mut().gate.close(host::now(), ticket, &answer);
-        publish_number("tidegate_actual_input", settlement.usage.input);
-        publish_number("tidegate_actual_output", settlement.usage.output);
-        worker.borrow().metrics.closed(&settlement);
+        metrics.closed(&settlement);
+        Some(settlement)
     }
 }
 
 impl Watched {
+    fn overflowed(&self) -> bool {
+        matches!(&self.body, AnswerBody::Error(error) if error.overflowed())
+    }
+
+    /// What the headers state, and for the rest the body.
     fn usage(self) -> Option<Result<Usage, Missing>> {
-        if let Some(usage) = self.from_headers {
-            return Some(Ok(usage));
-        }
-        match self.body {
+        let body = match self.body {
             AnswerBody::Usage(scanner) => Some(scanner.finish().map_err(|none| match none {
                 _ if !self.complete => Missing::Aborted,
                 NoUsage::Absent => Missing::Absent,
@@ -126,13 +151,21 @@ impl Watched {
             })),
             AnswerBody::Passed(missing) => Some(Err(missing)),
             AnswerBody::Error(_) | AnswerBody::None => None,
-        }
+        };
+        let Some(headers) = self.from_headers else { return body };
+        let body = body.and_then(Result::ok).unwrap_or_default();
+        Some(Ok(Usage {
+            input: headers.input.or(body.input),
+            output: headers.output.or(body.output),
+            ..body
+        }))
     }
 }
 
 impl Context for Stream {
     fn on_done(&mut self) -> bool {
         // `on_log` came first in every Envoy seen; this is for hosts without.
+        // The stream's filter state is out of reach now.
         self.close();
         true
     }
@@ -140,7 +173,9 @@ impl Context for Stream {
 
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        let Some((worker, config)) = self.instance.clone() else { return Action::Continue };
+        let Some(Instance { config, worker, .. }) = self.instance.clone() else {
+            return Action::Continue;
+        };
         worker.borrow_mut().serve();
         let head = RequestHead::held();
         // Never a client's: Envoy strips it earlier, but not every setup does.
@@ -172,7 +207,7 @@ impl HttpContext for Stream {
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         let Some(mut held) = self.request.take() else { return Action::Continue };
         // While the request is held, `size` is all that came so far.
-        let limit = usize::try_from(held.settings.inspect_bytes_max).unwrap_or(usize::MAX);
+        let limit = held.limit();
         let end = size.min(limit);
         host::read_request_body(held.cursor, end, |bytes| held.scanner.feed(bytes));
         held.cursor = held.cursor.max(end);
@@ -200,10 +235,9 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        if self.ticket.is_none() {
+        let (Some(_), Some(Instance { config, .. })) = (&self.open, &self.instance) else {
             return Action::Continue;
-        }
-        let Some((_, config)) = &self.instance else { return Action::Continue };
+        };
         // Local replies pass here too. An abort later on changes the details.
         if host::property(&["response", "code_details"]).as_deref() != Some(VIA_UPSTREAM) {
             return Action::Continue;
@@ -244,7 +278,10 @@ impl HttpContext for Stream {
     }
 
     fn on_log(&mut self) {
-        self.close();
+        if let Some(settlement) = self.close() {
+            publish_number("tidegate_actual_input", settlement.usage.input);
+            publish_number("tidegate_actual_output", settlement.usage.output);
+        }
     }
 }
 
@@ -287,6 +324,10 @@ fn answer_body() -> AnswerBody {
         .map_or(AnswerBody::Passed(Missing::ContentType), |scanner| {
             AnswerBody::Usage(Box::new(scanner))
         })
+}
+
+fn little_endian(bytes: &[u8]) -> Option<u64> {
+    bytes.try_into().ok().map(u64::from_le_bytes)
 }
 
 fn decimal(bytes: &[u8]) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! What all streams of one instance share in one VM.
+//! What the streams of one instance share in one VM.
 
 use crate::host::{self, Counter, Histogram, SharedData};
 use crate::metrics::Metrics;
@@ -12,67 +12,70 @@ use tidegate::share::{Exchange, Slots, Updated};
 /// Instances that one VM remembers; those without streams go first.
 const WORKERS_MAX: usize = 16;
 
-/// One instance of the filter in one VM.
+/// What one configuration of an instance has in one VM.
+#[derive(Clone)]
+pub(crate) struct Instance {
+    pub(crate) config: Arc<Config>,
+    pub(crate) metrics: Rc<Metrics>,
+    pub(crate) worker: Rc<RefCell<Worker>>,
+}
+
+/// What all configurations of an instance share: root contexts die at each
+/// configuration, and what was learned must not.
 pub(crate) struct Worker {
+    name: String,
     pub(crate) gate: Gate,
-    pub(crate) metrics: Metrics,
-    /// `None` until the first request: VMs that serve none take no part.
+    /// VMs that serve no request take no part in the exchange.
     serving: bool,
     exchange: Exchange,
 }
 
-/// A worker, shared by its root context and its streams.
-pub(crate) type Shared = Rc<RefCell<Worker>>;
-
 thread_local! {
-    /// Root contexts die at each configuration; what was learned must not. By
-    /// instance name, since two instances may share the VM.
-    static WORKERS: RefCell<Vec<Shared>> = const { RefCell::new(Vec::new()) };
+    static WORKERS: RefCell<Vec<Rc<RefCell<Worker>>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Instance {
+    pub(crate) fn new(config: Config) -> Self {
+        let metrics = Rc::new(Metrics::define(&config, Counter::define, Histogram::define));
+        let instance = Self { worker: worker(&config.name), config: Arc::new(config), metrics };
+        // A VM that comes after a trap continues with what the others know.
+        instance.tick();
+        instance
+    }
+
+    /// Exchanges what was learned with the other workers.
+    pub(crate) fn tick(&self) {
+        let decay = self.config.base().estimator.decay;
+        let mut worker = self.worker.borrow_mut();
+        let Worker { gate, serving, exchange, .. } = &mut *worker;
+        exchange.tick(host::now(), &mut SharedData, gate.learner_mut(), decay, *serving);
+    }
 }
 
 impl Worker {
-    /// The VM's worker for this instance, with the new configuration.
-    pub(crate) fn configured(config: &Arc<Config>) -> Shared {
-        let metrics = Metrics::define(config, Counter::define, Histogram::define);
-        let known = WORKERS.with_borrow(|workers| {
-            let same = |worker: &&Shared| worker.borrow().gate.config().name == config.name;
-            workers.iter().find(same).cloned()
-        });
-        if let Some(worker) = known {
-            let mut inner = worker.borrow_mut();
-            inner.gate.reconfigure(Arc::clone(config));
-            inner.metrics = metrics;
-            drop(inner);
-            return worker;
-        }
-        let worker = Rc::new(RefCell::new(Self {
-            gate: Gate::new(Arc::clone(config)),
-            metrics,
-            serving: false,
-            exchange: Exchange::new(&config.name, incarnation()),
-        }));
-        WORKERS.with_borrow_mut(|workers| {
-            if workers.len() >= WORKERS_MAX {
-                workers.retain(|worker| Rc::strong_count(worker) > 1);
-            }
-            workers.push(Rc::clone(&worker));
-        });
-        // A VM that comes after a trap continues with what the others know.
-        worker.borrow_mut().tick();
-        worker
-    }
-
     /// Says that this VM serves requests.
     pub(crate) fn serve(&mut self) {
         self.serving = true;
     }
+}
 
-    /// Exchanges what was learned with the other workers.
-    pub(crate) fn tick(&mut self) {
-        let decay = self.gate.config().estimator.decay;
-        let learner = self.gate.learner_mut();
-        self.exchange.tick(host::now(), &mut SharedData, learner, decay, self.serving);
+/// The VM's worker of this name.
+fn worker(name: &str) -> Rc<RefCell<Worker>> {
+    let known = WORKERS
+        .with_borrow(|workers| workers.iter().find(|one| one.borrow().name == name).cloned());
+    if let Some(worker) = known {
+        return worker;
     }
+    let exchange = Exchange::new(name, incarnation());
+    let worker = Worker { name: name.to_owned(), gate: Gate::new(), serving: false, exchange };
+    let worker = Rc::new(RefCell::new(worker));
+    WORKERS.with_borrow_mut(|workers| {
+        if workers.len() >= WORKERS_MAX {
+            workers.retain(|worker| Rc::strong_count(worker) > 1);
+        }
+        workers.push(Rc::clone(&worker));
+    });
+    worker
 }
 
 /// A number that no other VM of this process has or had.

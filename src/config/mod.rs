@@ -4,8 +4,9 @@
 mod node;
 
 use crate::estimate::Settings as EstimatorSettings;
-use node::{Members, Node};
+use node::{Members, Node, Unknown};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The newest `version` of the document that this build knows.
@@ -50,8 +51,6 @@ pub struct Config {
     pub name: String,
     /// The request header that carries the chosen pool's cluster.
     pub pool_header: String,
-    /// How bytes per token are learned.
-    pub estimator: EstimatorSettings,
     /// The response headers that carry usage, if any.
     pub usage_headers: UsageHeaders,
     /// Names of all pools, sorted, each once.
@@ -86,6 +85,8 @@ pub struct Settings {
     pub inspect_bytes_max: u64,
     /// Envoy's limit on a body that a filter holds; more is answered with 413.
     pub buffer_bytes: u64,
+    /// How bytes per token are learned.
+    pub estimator: EstimatorSettings,
     /// Decide and count, but leave the request's route alone.
     pub dry_run: bool,
 }
@@ -172,10 +173,12 @@ impl Config {
         let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
         let value: Value =
             serde_json::from_slice(bytes).map_err(|error| not_json(bytes, &error))?;
-        let root = Node::root(&value).object()?;
-        let version = root.need("version", "the number 1")?.integer(1, u64::MAX, "")?;
-        let mut warnings = Vec::new();
-        root.only(&FIELDS, (version > VERSION).then_some(&mut warnings))?;
+        let version = value.get("version").and_then(Value::as_f64);
+        let allowed = version.is_some_and(|version| version > VERSION as f64);
+        let unknown = Unknown { allowed, ..Unknown::default() };
+        let root = Node::root(&value, &unknown).object()?;
+        root.need("version", "the number 1")?.integer(1, u64::MAX, "")?;
+        root.only(&FIELDS)?;
         let read = |key| root.get(key);
         let base = Arc::new(settings(&root, None)?);
         let mut overrides = Vec::new();
@@ -183,22 +186,16 @@ impl Config {
             overrides.push(override_of(&node, &base)?);
         }
         let every = || core::iter::once(&base).chain(overrides.iter().map(|one| &one.settings));
-        let pools =
-            every().flat_map(|settings| settings.models.iter()).flat_map(|m| m.pools.iter());
-        let mut pool_names: Vec<String> = pools.map(|pool| pool.name.clone()).collect();
-        pool_names.sort_unstable();
-        pool_names.dedup();
-        let estimator =
-            read("estimator").map_or(Ok(EstimatorSettings::default()), |node| estimator(&node))?;
+        let pools = every().flat_map(|settings| &settings.models).flat_map(|model| &model.pools);
+        let pool_names = pool_names(pools)?;
         Ok(Self {
             name: read("name").map_or(Ok("tidegate".to_owned()), |node| node.name())?,
             pool_header: read("pool_header")
                 .map_or(Ok("x-tidegate-pool".to_owned()), |node| node.header())?,
-            estimator,
             usage_headers: read("usage_headers")
                 .map_or(Ok(UsageHeaders::default()), |node| usage_headers(&node))?,
             pool_names,
-            warnings,
+            warnings: unknown.warnings.take(),
             base,
             overrides,
         })
@@ -245,9 +242,13 @@ impl Settings {
 }
 
 fn not_json(bytes: &[u8], error: &serde_json::Error) -> ConfigError {
-    // A Struct starts with field 1, length-delimited: 0x0A, a length, 0x0A.
-    let struct_like =
-        bytes.first() == Some(&0x0A) && bytes.iter().take(5).skip(2).any(|b| *b == 0x0A);
+    // In a Struct each key stands behind its tag (field 1, length-delimited: a
+    // line feed, to a text reader) and its length.
+    let key = |name: &str| {
+        let tagged = [&[0x0A, name.len() as u8], name.as_bytes()].concat();
+        memchr::memmem::find(bytes, &tagged).is_some()
+    };
+    let struct_like = bytes.first() == Some(&0x0A) && FIELDS.iter().any(|name| key(name));
     let field = "configuration".to_owned();
     if struct_like {
         return ConfigError {
@@ -294,6 +295,17 @@ fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, 
         })?,
     };
     let or = |key| members.get(key);
+    let inspect = match or("inspect") {
+        Some(node) => node.word(&[("body", Inspect::Body), ("headers", Inspect::Headers)])?,
+        None => base.map_or(Inspect::Body, |base| base.inspect),
+    };
+    if inspect == Inspect::Headers && !models.iter().any(|model| model.matches == Match::Any) {
+        return Err(ConfigError {
+            field: members.path_of("inspect"),
+            value: "\"headers\"".to_owned(),
+            allowed: "needs a model that matches \"*\": the headers do not name one".to_owned(),
+        });
+    }
     let bytes = |key, default, base: Option<u64>| match or(key) {
         Some(node) => node.integer(1024, 1 << 30, ""),
         None => Ok(base.unwrap_or(default)),
@@ -302,11 +314,9 @@ fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, 
     let inspect_bytes_max =
         bytes("inspect_bytes_max", 512 << 10, base.map(|base| base.inspect_bytes_max))?;
     if inspect_bytes_max > buffer_bytes {
-        let node = or("inspect_bytes_max").or_else(|| or("buffer_bytes"));
-        let node = node.unwrap_or_else(|| Node::root(&Value::Null));
-        return Err(node.refuse(format!(
-            "inspect_bytes_max ({inspect_bytes_max}) must be at most buffer_bytes ({buffer_bytes})"
-        )));
+        let note = format!("must be at most buffer_bytes ({buffer_bytes})");
+        let field = members.path_of("inspect_bytes_max");
+        return Err(ConfigError { field, value: inspect_bytes_max.to_string(), allowed: note });
     }
     Ok(Settings {
         default_pool,
@@ -317,12 +327,13 @@ fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, 
             }
             None => base.map_or(OutputReserve::Tokens(1024), |base| base.output_reserve),
         },
-        inspect: match or("inspect") {
-            Some(node) => node.word(&[("body", Inspect::Body), ("headers", Inspect::Headers)])?,
-            None => base.map_or(Inspect::Body, |base| base.inspect),
-        },
+        inspect,
         inspect_bytes_max,
         buffer_bytes,
+        estimator: match or("estimator") {
+            Some(node) => estimator(&node)?,
+            None => base.map_or_else(EstimatorSettings::default, |base| base.estimator),
+        },
         dry_run: match or("dry_run") {
             Some(node) => node.flag()?,
             None => base.is_some_and(|base| base.dry_run),
@@ -346,16 +357,33 @@ fn models(node: &Node<'_>) -> Result<Vec<Model>, ConfigError> {
     let mut models: Vec<Model> = Vec::new();
     for node in list {
         let members = node.object()?;
-        members.only(&["match", "pools"], None)?;
+        members.only(&["match", "pools"])?;
         let pattern = members.need("match", "a model's name, a prefix that ends in *, or *")?;
         let matches = match_of(&pattern)?;
         if models.iter().any(|model| model.matches == matches) {
             return Err(pattern.refuse("must differ from the other models' match"));
         }
-        let pools = pools(&members.need("pools", "a list of pools")?, &models)?;
+        let pools = pools(&members.need("pools", "a list of pools")?)?;
         models.push(Model { matches, pools });
     }
     Ok(models)
+}
+
+/// The names of all pools, sorted. Metrics are counted by name, so a name must
+/// stand for one cluster everywhere.
+fn pool_names<'a>(pools: impl Iterator<Item = &'a Arc<Pool>>) -> Result<Vec<String>, ConfigError> {
+    let mut clusters: BTreeMap<&str, &str> = BTreeMap::new();
+    for pool in pools {
+        let cluster = clusters.entry(&pool.name).or_insert(&pool.cluster);
+        if *cluster != pool.cluster {
+            return Err(ConfigError {
+                field: format!("pool \"{}\"", pool.name),
+                value: format!("\"{}\"", pool.cluster),
+                allowed: format!("already stands for the cluster \"{cluster}\" elsewhere"),
+            });
+        }
+    }
+    Ok(clusters.into_keys().map(str::to_owned).collect())
 }
 
 fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
@@ -371,7 +399,7 @@ fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
     }
 }
 
-fn pools(node: &Node<'_>, models: &[Model]) -> Result<Vec<Arc<Pool>>, ConfigError> {
+fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
     let list = short_list(node)?;
     if list.is_empty() {
         return Err(node.refuse("must have at least one pool"));
@@ -379,7 +407,7 @@ fn pools(node: &Node<'_>, models: &[Model]) -> Result<Vec<Arc<Pool>>, ConfigErro
     let mut pools: Vec<(Pool, Node<'_>)> = Vec::new();
     for node in list {
         let members = node.object()?;
-        members.only(&["name", "cluster", "max_model_len", "threshold"], None)?;
+        members.only(&["name", "cluster", "max_model_len", "threshold"])?;
         let name_node = members.need("name", "a name for metrics and logs")?;
         let name = name_node.name()?;
         let cluster_node = members.need("cluster", "the name of an Envoy cluster")?;
@@ -390,11 +418,6 @@ fn pools(node: &Node<'_>, models: &[Model]) -> Result<Vec<Arc<Pool>>, ConfigErro
         if pools.iter().any(|(pool, _)| pool.name == name) {
             return Err(name_node.refuse("must differ from the model's other pools"));
         }
-        let mut others = models.iter().flat_map(|model| &model.pools);
-        if let Some(other) = others.find(|pool| pool.name == name && pool.cluster != cluster) {
-            let note = format!("pool \"{name}\" already stands for cluster \"{}\"", other.cluster);
-            return Err(cluster_node.refuse(note));
-        }
         let max_model_len = members
             .need("max_model_len", "the window of the pool's replicas in tokens")?
             .integer(1, u64::from(u32::MAX), "")?;
@@ -404,9 +427,10 @@ fn pools(node: &Node<'_>, models: &[Model]) -> Result<Vec<Arc<Pool>>, ConfigErro
         pools.push((Pool { name, cluster, max_model_len, threshold }, node));
     }
     pools.sort_by_key(|(pool, _)| pool.max_model_len);
-    if let Some((pool, _)) = pools.last_mut() {
-        // The largest pool takes what no other does: it has no threshold.
-        pool.threshold = pool.max_model_len;
+    if let Some((pool, node)) = pools.last()
+        && pool.threshold != pool.max_model_len
+    {
+        return Err(node.refuse("must not have a threshold: the largest pool takes all the rest"));
     }
     for pair in pools.windows(2) {
         if let [(small, _), (large, node)] = pair
@@ -424,18 +448,15 @@ fn pools(node: &Node<'_>, models: &[Model]) -> Result<Vec<Arc<Pool>>, ConfigErro
 
 fn estimator(node: &Node<'_>) -> Result<EstimatorSettings, ConfigError> {
     let members = node.object()?;
-    members.only(
-        &[
-            "start_ratio",
-            "decay",
-            "margin",
-            "min_samples",
-            "ratio_min",
-            "ratio_max",
-            "message_tokens",
-        ],
-        None,
-    )?;
+    members.only(&[
+        "start_ratio",
+        "decay",
+        "margin",
+        "min_samples",
+        "ratio_min",
+        "ratio_max",
+        "message_tokens",
+    ])?;
     let default = EstimatorSettings::default();
     let number =
         |key, min, max, default| members.get(key).map_or(Ok(default), |node| node.number(min, max));
@@ -456,33 +477,35 @@ fn estimator(node: &Node<'_>) -> Result<EstimatorSettings, ConfigError> {
 
 fn usage_headers(node: &Node<'_>) -> Result<UsageHeaders, ConfigError> {
     let members = node.object()?;
-    members.only(&["input", "output"], None)?;
+    members.only(&["input", "output"])?;
     let header = |key| members.get(key).map(|node| node.header()).transpose();
     Ok(UsageHeaders { input: header("input")?, output: header("output")? })
 }
 
 fn override_of(node: &Node<'_>, base: &Settings) -> Result<Override, ConfigError> {
     let members = node.object()?;
-    members.only(&["path_prefix", "host", "route_name", "set"], None)?;
+    members.only(&["path_prefix", "host", "route_name", "set"])?;
     let text = |key| members.get(key).map(|node| node.text().map(str::to_owned)).transpose();
     let (path_prefix, host, route_name) =
         (text("path_prefix")?, text("host")?, text("route_name")?);
+    if let Some(node) = members.get("host").filter(|_| {
+        host.as_ref().is_some_and(|host| host_without_port(host.as_bytes()).len() < host.len())
+    }) {
+        return Err(node.refuse("must be a host without a port"));
+    }
     if path_prefix.is_none() && host.is_none() && route_name.is_none() {
         return Err(node.refuse("must name a path_prefix, a host or a route_name"));
     }
     let set = members.need("set", "the settings that differ")?.object()?;
-    set.only(
-        &[
-            "models",
-            "default_pool",
-            "output_reserve",
-            "inspect",
-            "inspect_bytes_max",
-            "buffer_bytes",
-            "dry_run",
-        ],
-        None,
-    )?;
+    set.only(&[
+        "models",
+        "default_pool",
+        "output_reserve",
+        "inspect",
+        "inspect_bytes_max",
+        "buffer_bytes",
+        "dry_run",
+    ])?;
     let settings = Arc::new(settings(&set, Some(base))?);
     Ok(Override { path_prefix, host, route_name, settings })
 }

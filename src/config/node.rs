@@ -2,18 +2,27 @@
 //! what is allowed.
 
 use super::{ConfigError, Warning};
+use core::cell::RefCell;
 use serde_json::{Map, Value};
+
+/// What becomes of unknown fields: an error, or in a newer document a warning.
+#[derive(Default)]
+pub(super) struct Unknown {
+    pub(super) allowed: bool,
+    pub(super) warnings: RefCell<Vec<Warning>>,
+}
 
 /// A value and where it stands.
 #[derive(Clone)]
 pub(super) struct Node<'a> {
     pub(super) path: String,
     pub(super) value: &'a Value,
+    unknown: &'a Unknown,
 }
 
 impl<'a> Node<'a> {
-    pub(super) fn root(value: &'a Value) -> Self {
-        Self { path: String::new(), value }
+    pub(super) fn root(value: &'a Value, unknown: &'a Unknown) -> Self {
+        Self { path: String::new(), value, unknown }
     }
 
     /// The error that this value is not one of the allowed.
@@ -35,7 +44,11 @@ impl<'a> Node<'a> {
 
     pub(super) fn list(&self) -> Result<Vec<Self>, ConfigError> {
         let items = self.value.as_array().ok_or_else(|| self.refuse("must be a list"))?;
-        let node = |(at, value)| Self { path: format!("{}[{at}]", self.path), value };
+        let node = |(at, value)| Self {
+            path: format!("{}[{at}]", self.path),
+            value,
+            unknown: self.unknown,
+        };
         Ok(items.iter().enumerate().map(node).collect())
     }
 
@@ -108,7 +121,7 @@ impl<'a> Members<'a> {
     /// The member of this key; `None` if absent.
     pub(super) fn get(&self, key: &str) -> Option<Node<'a>> {
         let value = self.members.get(key)?;
-        Some(Node { path: self.path_of(key), value })
+        Some(Node { path: self.path_of(key), value, unknown: self.node.unknown })
     }
 
     /// The member of this key, or the error that it is required.
@@ -120,33 +133,26 @@ impl<'a> Members<'a> {
         })
     }
 
-    /// Refuses members of other names, or only warns of them.
-    pub(super) fn only(
-        &self,
-        known: &[&str],
-        warnings: Option<&mut Vec<Warning>>,
-    ) -> Result<(), ConfigError> {
-        let mut unknown = Vec::new();
-        for (key, value) in self.members {
-            if known.contains(&key.as_str()) {
-                continue;
-            }
+    /// Refuses members of other names, or warns of them in a newer document.
+    /// Their values are not repeated: they may be anything, a secret too.
+    pub(super) fn only(&self, known: &[&str]) -> Result<(), ConfigError> {
+        for key in self.members.keys().filter(|key| !known.contains(&key.as_str())) {
             let nearest = known.iter().min_by_key(|known| distance(key, known));
             let hint = nearest.map_or(String::new(), |name| format!(", did you mean \"{name}\"?"));
-            let node = Node { path: self.path_of(key), value };
-            unknown.push(node.refuse(format!("is not a known field{hint}")));
-        }
-        match (warnings, unknown.into_iter().next()) {
-            (None, Some(error)) => Err(error),
-            (Some(warnings), Some(error)) => {
-                warnings.push(Warning(error.to_string()));
-                Ok(())
+            let error = ConfigError {
+                field: self.path_of(key),
+                value: "(unknown)".to_owned(),
+                allowed: format!("is not a known field{hint}"),
+            };
+            if !self.node.unknown.allowed {
+                return Err(error);
             }
-            (_, None) => Ok(()),
+            self.node.unknown.warnings.borrow_mut().push(Warning(error.to_string()));
         }
+        Ok(())
     }
 
-    fn path_of(&self, key: &str) -> String {
+    pub(super) fn path_of(&self, key: &str) -> String {
         if self.node.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.node.path) }
     }
 }

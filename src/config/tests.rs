@@ -32,7 +32,7 @@ fn defaults_are_as_documented() {
     let pools = &base.models[0].pools;
     assert_eq!((pools[0].name.as_str(), pools[0].threshold), ("short", 6000), "smallest first");
     assert_eq!(pools[1].threshold, 65536);
-    assert_eq!(config.estimator, EstimatorSettings::default());
+    assert_eq!(base.estimator, EstimatorSettings::default());
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn errors_name_field_value_and_what_is_allowed() {
         ),
         (
             edited("\"threshold\"", "\"treshold\""),
-            "models[0].pools[1].treshold: 6000: is not a known field, did you mean \"threshold\"?",
+            "models[0].pools[1].treshold: (unknown): is not a known field, did you mean \"threshold\"?",
         ),
         (
             edited("\"version\": 1", "\"version\": \"1\""),
@@ -63,7 +63,7 @@ fn errors_name_field_value_and_what_is_allowed() {
         ),
         (
             with(r#""inspect_bytes_max": 2097152"#),
-            "inspect_bytes_max: 2097152: inspect_bytes_max (2097152) must be at most buffer_bytes (1048576)",
+            "inspect_bytes_max: 2097152: must be at most buffer_bytes (1048576)",
         ),
         (with(r#""pool_header": "X-Pool""#), "must be a header name in lower case"),
         (
@@ -78,6 +78,30 @@ fn errors_name_field_value_and_what_is_allowed() {
         (
             with(r#""overrides": [{"host": "h", "set": {"dry_run": 1}}]"#),
             "overrides[0].set.dry_run: 1: must be true or false",
+        ),
+        (
+            edited(r#""max_model_len": 65536"#, r#""max_model_len": 65536, "threshold": 9000"#),
+            "must not have a threshold: the largest pool takes all the rest",
+        ),
+        (
+            edited(r#""match": "*""#, r#""match": "m""#).and_then(|_| {
+                edited(
+                    r#"1, "models": [{"match": "*""#,
+                    r#"1, "inspect": "headers", "models": [{"match": "m""#,
+                )
+            }),
+            "inspect: \"headers\": needs a model that matches \"*\"",
+        ),
+        (
+            with(r#""overrides": [{"host": "h:80", "set": {}}]"#),
+            "overrides[0].host: \"h:80\": must be a host without a port",
+        ),
+        (
+            with(
+                r#""overrides": [{"host": "h", "set": {"models": [{"match": "*", "pools": [
+                    {"name": "short", "cluster": "other", "max_model_len": 9}]}]}}]"#,
+            ),
+            "pool \"short\": \"other\": already stands for the cluster \"s\" elsewhere",
         ),
         (Config::parse(b"{"), "configuration: EOF while parsing"),
         (Config::parse(b""), "configuration: (empty): must be a JSON document"),
@@ -95,15 +119,23 @@ fn a_protobuf_struct_gets_a_hint() {
     let bytes = b"\x0a\x14\x0a\x07version\x12\x09\x11\0\0\0\0\0\0\xf0?";
     let message = Config::parse(bytes).unwrap_err().to_string();
     assert!(message.contains("StringValue"), "{message}");
-    // White space before JSON is no Struct.
+    // White space before JSON, or before bad JSON, is no Struct.
+    let typo = Config::parse(b"\n\n\n{\"version\": 1,}").unwrap_err().to_string();
+    assert!(!typo.contains("StringValue"), "{typo}");
     assert!(Config::parse(("\n\n\n".to_owned() + TWO_POOLS).as_bytes()).is_ok());
 }
 
 #[test]
 fn a_newer_document_may_have_fields_we_do_not_know() {
-    assert!(with(r#""tenants": []"#).is_err());
-    let config = edited("\"version\": 1", "\"version\": 2, \"tenants\": []").unwrap();
-    assert!(config.warnings[0].0.contains("tenants"), "{:?}", config.warnings);
+    let extra = r#""version": 2, "tenants": [], "key": "secret""#;
+    let nested = edited(r#""version": 1"#, extra).map(|config| config.warnings);
+    let warnings: Vec<String> = nested.unwrap().into_iter().map(|warning| warning.0).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings.iter().all(|warning| !warning.contains("secret")), "{warnings:?}");
+    let document = TWO_POOLS.replace(r#""version": 1"#, extra);
+    let deep = document.replace(r#""threshold""#, r#""weight": 3, "threshold""#);
+    assert_eq!(Config::parse(deep.as_bytes()).unwrap().warnings.len(), 3);
+    assert!(Config::parse(deep.replace("2, \"tenants", "1, \"tenants").as_bytes()).is_err());
 }
 
 #[test]

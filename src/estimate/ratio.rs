@@ -8,6 +8,8 @@ use std::hash::{BuildHasher, Hasher};
 
 /// Ratios that one table holds.
 pub const RATIOS_MAX: usize = 256;
+/// Of these, places that ratios of single classes cannot take.
+const PLACES_FOR_MODELS: usize = 32;
 /// A full table replaces a ratio that nobody has taught for so long.
 const STALE: Span = Span::from_secs(3600);
 /// An answer with fewer text tokens than this teaches nothing: template and
@@ -102,9 +104,10 @@ impl Ratios {
         self.0.get(&key)
     }
 
-    /// Sets a ratio. A full table refuses a new key unless it holds a stale one.
-    pub fn set(&mut self, key: Key, ratio: Ratio) {
-        if self.0.len() >= RATIOS_MAX && !self.0.contains_key(&key) {
+    /// Sets a ratio of a table that holds at most `max`. A full table refuses a
+    /// new key unless it holds a stale one.
+    pub fn set(&mut self, key: Key, ratio: Ratio, max: usize) {
+        if self.0.len() >= max && !self.0.contains_key(&key) {
             let oldest = self.0.iter().map(|(key, old)| (old.taught, *key)).min();
             match oldest {
                 Some((taught, old)) if ratio.taught.since(taught) >= STALE => self.0.remove(&old),
@@ -139,15 +142,16 @@ impl Ratios {
         let mut keys: Vec<Key> = tables.clone().flat_map(|table| table.0.keys().copied()).collect();
         keys.sort_unstable();
         keys.dedup();
-        let mut blend = Self::default();
-        for key in keys.into_iter().take(RATIOS_MAX) {
+        let mut all: Vec<(Key, Ratio)> = Vec::with_capacity(keys.len());
+        for key in keys {
             let mut values = tables.clone().filter_map(|table| table.get(key)).copied();
             if let Some(first) = values.next() {
-                let ratio = values.fold(first, |a, b| blend_two(a, b, decay));
-                blend.0.insert(key, ratio);
+                all.push((key, values.fold(first, |a, b| blend_two(a, b, decay))));
             }
         }
-        blend
+        // If there are more than one table holds, the freshest stay.
+        all.sort_by_key(|(key, ratio)| (core::cmp::Reverse(ratio.taught), *key));
+        Self(all.into_iter().take(RATIOS_MAX).collect())
     }
 }
 
@@ -244,20 +248,38 @@ impl Learner {
         if tokens < TOKENS_MIN || bytes < TOKENS_MIN || predicted <= 0.0 {
             return false;
         }
+        let observed = bytes as f64 / tokens as f64;
+        // Of a body that was not read nobody knows whether it holds images.
+        // Its ratio is its own, and what no text can reach teaches nothing.
+        let unseen = text.parts().any(|(class, _)| class == Class::Unseen);
+        if unseen && observed > settings.ratio_max {
+            return false;
+        }
         let correction = (predicted / tokens as f64).clamp(1.0 / CORRECTION_MAX, CORRECTION_MAX);
         let ratios: Vec<_> =
             text.parts().map(|(class, n)| (class, n, self.ratio(settings, model, class))).collect();
         for (class, bytes, ratio) in ratios {
             let share = bytes as f64 / ratio.mean / predicted;
-            self.teach(now, settings, model.class(class), ratio.mean * correction, share);
+            let observed = ratio.mean * correction;
+            let max = RATIOS_MAX - PLACES_FOR_MODELS;
+            self.teach(now, settings, model.class(class), observed, share, max);
         }
-        let observed = bytes as f64 / tokens as f64;
-        self.teach(now, settings, model, observed, 1.0);
-        self.teach(now, settings, Key::GLOBAL, observed, 1.0);
+        if !unseen {
+            self.teach(now, settings, model, observed, 1.0, RATIOS_MAX);
+            self.teach(now, settings, Key::GLOBAL, observed, 1.0, RATIOS_MAX);
+        }
         true
     }
 
-    fn teach(&mut self, now: Instant, settings: &Settings, key: Key, observed: f64, share: f64) {
+    fn teach(
+        &mut self,
+        now: Instant,
+        settings: &Settings,
+        key: Key,
+        observed: f64,
+        share: f64,
+        max: usize,
+    ) {
         let known = self.known(key, settings.decay);
         let mut ratio = self.own.get(key).copied().unwrap_or_else(|| {
             // Start from what the others know, but with no answers of our own.
@@ -267,13 +289,17 @@ impl Learner {
         });
         let observed = observed.clamp(settings.ratio_min, settings.ratio_max);
         // The first answers weigh alike, so that the start value fades at once.
-        let step = share * (1.0 - settings.decay).max(1.0 / (ratio.samples + 1.0));
-        ratio.deviation += step * ((observed - ratio.mean).abs() - ratio.deviation);
+        let step = |known: f64| share * (1.0 - settings.decay).max(1.0 / (known + 1.0));
+        // The first deviation counts as one answer, or one answer that happens
+        // to fit would end all caution.
+        let distance = (observed - ratio.mean).abs();
+        ratio.deviation += step(ratio.samples + 1.0) * (distance - ratio.deviation);
+        let step = step(ratio.samples);
         let mean = ratio.mean + step * (observed - ratio.mean);
         ratio.mean = mean.clamp(settings.ratio_min, settings.ratio_max);
         ratio.samples += share;
         ratio.taught = now;
-        self.own.set(key, ratio);
+        self.own.set(key, ratio, max);
     }
 }
 
@@ -333,9 +359,15 @@ mod tests {
         let text = Tally::of(Class::Plain, 4000);
         let cold = learner.estimate(&settings, model, &text);
         assert_eq!((cold.mean, cold.high.round()), (1000.0, 1333.0));
-        taught(&mut learner, Class::Plain, 4.0, 100);
-        let warm = learner.estimate(&settings, model, &text);
-        assert!(warm.high - warm.mean < 10.0, "{warm:?}");
+        let mut margin = cold.high - cold.mean;
+        for answers in [1, 2, 20, 77] {
+            taught(&mut learner, Class::Plain, 4.0, answers);
+            let warm = learner.estimate(&settings, model, &text);
+            let narrower = warm.high - warm.mean;
+            assert!(narrower < margin && (narrower > 50.0 || answers > 2), "{answers}: {warm:?}");
+            margin = narrower;
+        }
+        assert!(margin < 10.0, "{margin}");
     }
 
     #[test]
@@ -353,13 +385,41 @@ mod tests {
         let mut table = Ratios::default();
         let ratio = |second| Ratio { mean: 4.0, deviation: 0.0, samples: 1.0, taught: at(second) };
         for key in 0..RATIOS_MAX as u64 {
-            table.set(Key(key), ratio(key));
+            table.set(Key(key), ratio(key), RATIOS_MAX);
         }
-        table.set(Key(1000), ratio(300));
+        table.set(Key(1000), ratio(300), RATIOS_MAX);
         assert!(table.get(Key(1000)).is_none() && table.len() == RATIOS_MAX);
-        table.set(Key(1000), ratio(3600));
+        table.set(Key(1000), ratio(3600), RATIOS_MAX);
         assert!(table.get(Key(1000)).is_some() && table.get(Key(0)).is_none());
         assert_eq!(table.len(), RATIOS_MAX);
+    }
+
+    #[test]
+    fn bodies_that_were_not_read_teach_only_their_own_ratio() {
+        let (settings, model) = (Settings::default(), Key::model(b""));
+        let mut learner = Learner::default();
+        let unseen = |bytes| Tally::of(Class::Unseen, bytes);
+        for second in 0..60 {
+            // A picture of half a megabyte.
+            assert!(!learner.learn(at(second), &settings, model, &unseen(500_000), 1500));
+            assert!(learner.learn(at(second), &settings, model, &unseen(6000), 1000));
+        }
+        assert!((learner.ratio(&settings, model, Class::Unseen).mean - 6.0).abs() < 0.1);
+        assert_eq!(learner.ratio(&settings, model, Class::English).mean, 4.0);
+    }
+
+    #[test]
+    fn many_models_leave_no_model_without_a_ratio() {
+        let (settings, mut learner) = (Settings::default(), Learner::default());
+        for name in 0..30_u8 {
+            for class in &Class::ALL[..20] {
+                let text = Tally::of(*class, 8000);
+                learner.learn(at(0), &settings, Key::model(&[name]), &text, 2000);
+            }
+        }
+        for name in 0..30_u8 {
+            assert!(learner.own().get(Key::model(&[name])).is_some(), "{name}");
+        }
     }
 
     #[test]

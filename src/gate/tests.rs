@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::Config;
 use crate::estimate::{Class, Ratios};
 use crate::request::Cap;
 
@@ -7,7 +8,12 @@ const CONFIG: &[u8] = br#"{"version": 1, "models": [{"match": "m*", "pools": [
     {"name": "long", "cluster": "l", "max_model_len": 65536}]}], "default_pool": "short"}"#;
 
 fn gate() -> Gate {
-    Gate::new(Arc::new(Config::parse(CONFIG).unwrap()))
+    Gate::new()
+}
+
+fn settings(edit: impl Fn(String) -> String) -> Arc<Settings> {
+    let document = edit(String::from_utf8(CONFIG.to_vec()).unwrap());
+    Arc::clone(Config::parse(document.as_bytes()).unwrap().base())
 }
 
 fn chat(bytes: u64, cap: Cap) -> RequestFacts {
@@ -15,13 +21,12 @@ fn chat(bytes: u64, cap: Cap) -> RequestFacts {
 }
 
 fn open(gate: &Gate, body: Body) -> (Ticket, Decision) {
-    let settings = Arc::clone(gate.config().base());
-    gate.open(&settings, body)
+    gate.open(&settings(|document| document), body)
 }
 
 fn used(input: u64, output: u64) -> Answer<'static> {
     let usage = Usage { input: Some(input), output: Some(output), ..Usage::default() };
-    Answer { status: Some(200), usage: Some(Ok(usage)), ..Answer::default() }
+    Answer { status: Some(200), usage: Some(Ok(usage)), complete: true, ..Answer::default() }
 }
 
 fn close(gate: &mut Gate, body: Body, answer: &Answer<'_>) -> Settlement {
@@ -43,6 +48,8 @@ fn each_way_to_decide_has_its_reason() {
         (cut(small(), true), "short", Reason::InspectLimit),
         (cut(large(), true), "long", Reason::InspectLimit),
         (cut(small(), false), "long", Reason::InspectLimit),
+        (cut(chat(400_000, Cap::Absent), true), "long", Reason::TooLarge),
+        (cut(RequestFacts::new(Api::Chat), true), "short", Reason::InspectLimit),
         (Body::Unparsed, "short", Reason::Unparsed),
         (Body::NotInspected, "short", Reason::NotInspected),
         (Body::Whole(other), "short", Reason::UnknownModel),
@@ -55,10 +62,9 @@ fn each_way_to_decide_has_its_reason() {
 
 #[test]
 fn a_length_alone_decides_in_headers_mode() {
-    let document = std::str::from_utf8(CONFIG).unwrap().replace("m*", "*");
-    let gate = Gate::new(Arc::new(Config::parse(document.as_bytes()).unwrap()));
+    let (gate, settings) = (gate(), settings(|document| document.replace("m*", "*")));
     let pool = |length| {
-        let (_, decision) = open(&gate, Body::Length(Api::Chat, length));
+        let (_, decision) = gate.open(&settings, Body::Length(Api::Chat, length));
         (decision.pool.name.clone(), decision.reason, decision.budget.is_some())
     };
     assert_eq!(pool(Some(2000)), ("short".to_owned(), Reason::ContentLength, true));
@@ -157,4 +163,62 @@ fn a_stream_that_was_not_asked_for_usage_is_told_apart() {
     assert_eq!(missing(&facts, &mut gate), Some(Missing::NotAsked));
     facts.include_usage = true;
     assert_eq!(missing(&facts, &mut gate), Some(Missing::Absent));
+}
+
+#[test]
+fn a_dry_run_judges_only_what_it_would_have_done() {
+    let mut gate = gate();
+    let dry = settings(|document| document.replace("\"default", "\"dry_run\": true, \"default"));
+    let mut end = |bytes, answer: &Answer<'_>| {
+        let (ticket, _) = gate.open(&dry, Body::Whole(chat(bytes, Cap::Absent)));
+        gate.close(Instant::default(), ticket, answer)
+    };
+    // It would have gone short, and long answered because we left it alone.
+    let long = |answer| Answer { served_by: Some(b"long"), ..answer };
+    let ok = end(400, &long(used(107, 10)));
+    assert!(!ok.spilled && !ok.under_route && !ok.truncated && ok.learned, "{ok:?}");
+    let refused = Answer { status: Some(400), overflow: true, ..Answer::default() };
+    assert!(!end(400, &long(refused)).under_route);
+    assert!(!end(400, &long(used(5000, 3192))).truncated);
+    assert!(end(400, &long(used(9000, 10))).under_route);
+    assert!(end(40_000, &long(used(3000, 10))).over_route);
+}
+
+#[test]
+fn a_retry_that_tells_no_usage_is_not_called_a_spill() {
+    let mut gate = gate();
+    let mut end = |retried, usage| {
+        let served_by = Some(&b"long"[..]);
+        let answer = Answer {
+            status: Some(200),
+            usage,
+            served_by,
+            retried,
+            complete: true,
+            overflow: false,
+        };
+        let end = close(&mut gate, Body::Whole(chat(400, Cap::Absent)), &answer);
+        (end.spilled, end.spill_unclear, end.under_route)
+    };
+    let none = Some(Err(Missing::Absent));
+    assert_eq!(end(false, none), (true, false, false));
+    assert_eq!(end(true, none), (false, true, false));
+    assert_eq!(end(true, used(9000, 5).usage), (false, false, true));
+    assert_eq!(end(true, used(100, 5).usage), (true, false, false));
+}
+
+#[test]
+fn what_was_not_read_is_no_proof() {
+    let mut gate = gate();
+    let mut over = |cap, complete| {
+        let answer = Answer { complete, ..used(3000, 10) };
+        close(&mut gate, Body::Whole(chat(40_000, cap)), &answer).over_route
+    };
+    assert!(over(Cap::Absent, true));
+    assert!(!over(Cap::Absent, false), "the answer broke off");
+    assert!(!over(Cap::Unseen, true), "a cap may stand in the rest of the body");
+    // A text completion whose cap was not read may want more than 16 tokens.
+    let settings = settings(|document| document.replace("m*", "*"));
+    let (_, decision) = Gate::new().open(&settings, Body::Length(Api::Completions, Some(12_400)));
+    assert_eq!((decision.pool.name.as_str(), decision.budget.unwrap().fit), ("long", 4134 + 1024));
 }

@@ -118,18 +118,20 @@ mod tests {
     proptest! {
         #[test]
         fn a_request_never_goes_where_it_does_not_fit(
-            mut lens in prop::collection::btree_set(1_u64..100_000, 1..6),
+            lens in prop::collection::btree_set(1_u64..100_000, 2..12),
             fit in 0_u64..120_000,
         ) {
-            let top = *lens.last().unwrap();
-            lens.insert(top);
-            let lens: Vec<_> = lens.into_iter().map(|len| (len, len)).collect();
-            let model = model(&lens);
+            // Pairs of a threshold and a larger window, the largest without.
+            let lens: Vec<u64> = lens.into_iter().collect();
+            let mut pools: Vec<_> = lens.chunks_exact(2).map(|pair| (pair[1], pair[0])).collect();
+            let top = pools.last().unwrap().0;
+            pools.last_mut().unwrap().1 = top;
+            let model = model(&pools);
             let (pool, how) = choose(&model, fit).unwrap();
             prop_assert!(fit <= pool.max_model_len || (how == Fit::TooLarge && fit > top));
             // And never to a larger pool than it needs.
-            let smallest = lens.iter().map(|(len, _)| *len).find(|len| fit <= *len).unwrap_or(top);
-            prop_assert_eq!(pool.max_model_len, smallest);
+            let smallest = pools.iter().find(|(_, threshold)| fit <= *threshold);
+            prop_assert_eq!(pool.max_model_len, smallest.map_or(top, |(len, _)| *len));
         }
 
         #[test]

@@ -53,6 +53,8 @@ pub enum Cap {
     Tokens(u64),
     /// Given, but not an integer by vLLM's lax rules. Treated as absent.
     Unreadable,
+    /// Perhaps given, in a part of the body that was not read.
+    Unseen,
 }
 
 impl Cap {
@@ -60,7 +62,7 @@ impl Cap {
     pub const fn tokens(self) -> Option<u64> {
         match self {
             Self::Tokens(tokens) => Some(tokens),
-            Self::Absent | Self::Unreadable => None,
+            Self::Absent | Self::Unreadable | Self::Unseen => None,
         }
     }
 }
@@ -133,16 +135,17 @@ impl RequestFacts {
 
     /// Facts of a body of which only the length is known.
     pub fn unseen(api: Api, bytes: u64) -> Self {
-        Self { text: Tally::of(Class::Unseen, bytes), ..Self::new(api) }
+        Self { text: Tally::of(Class::Unseen, bytes), cap: Cap::Unseen, ..Self::new(api) }
     }
 
     /// The limit on output tokens in force: the client's, or the 16 that a text
-    /// completion gets without one (OpenAI, vLLM); `None` for an uncapped chat.
+    /// completion gets without one (OpenAI, vLLM); `None` for an uncapped chat,
+    /// and where the cap was not read.
     pub fn output_cap(&self) -> Option<u64> {
         match (self.cap, self.api) {
             (Cap::Tokens(cap), _) => Some(cap),
+            (Cap::Unseen, _) | (_, Api::Chat) => None,
             (_, Api::Completions) => Some(16),
-            (_, Api::Chat) => None,
         }
     }
 
@@ -188,17 +191,35 @@ impl Scanner {
         self.reader.finish().ok_or(Invalid)
     }
 
+    /// Whether the model's name was read.
+    pub fn knows_model(&self) -> bool {
+        self.reader.knows_model()
+    }
+
     /// The facts of a body that was not read to its end, which is `unread`
-    /// bytes further on. The rest counts as text of the same mix. Invalid if
-    /// what was read cannot be the start of a JSON object.
+    /// bytes further on. The rest counts as more of the same: as much text for
+    /// each byte, of the same mix. Invalid if what was read cannot be the start
+    /// of a JSON object.
     pub fn cut(self, unread: u64) -> Result<RequestFacts, Invalid> {
         if self.json.failed() {
             return Err(Invalid);
         }
         let mut facts = self.reader.finish().ok_or(Invalid)?;
-        facts.text.extend(unread);
+        if facts.cap == Cap::Absent {
+            facts.cap = Cap::Unseen;
+        }
+        let text = facts.text.total();
+        if text == 0 && facts.token_ids > 0 {
+            // An id and its comma are two bytes at the least.
+            facts.token_ids = facts.token_ids.saturating_add(unread / 2);
+            facts.largest_token_ids = facts.largest_token_ids.saturating_add(unread / 2);
+            return Ok(facts);
+        }
+        let share = u128::from(unread) * u128::from(text) / u128::from(self.bytes.max(1));
+        let more = u64::try_from(share).unwrap_or(u64::MAX);
+        facts.text.extend(more);
         if let Some(largest) = &mut facts.largest {
-            largest.extend(unread);
+            largest.extend(more);
         }
         Ok(facts)
     }

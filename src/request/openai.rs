@@ -161,6 +161,10 @@ impl Reader {
         }
     }
 
+    pub(super) fn knows_model(&self) -> bool {
+        self.model.is_some()
+    }
+
     /// The facts so far, as if every open container closed here; `None` if
     /// the document is no object.
     pub(super) fn finish(mut self) -> Option<RequestFacts> {
@@ -361,7 +365,10 @@ impl Reader {
     fn string_target(&self) -> Target {
         match (self.place(), self.field) {
             (Some(Place::Root), Some(Field::Prompt)) | (Some(Place::Prompts), _) => Target::Prompt,
-            (Some(Place::Message), Some(Field::Content)) => Target::Content,
+            // vLLM also takes plain strings as parts.
+            (Some(Place::Message), Some(Field::Content)) | (Some(Place::Parts), _) => {
+                Target::Content
+            }
             (Some(Place::Part), Some(Field::Text)) => Target::Part,
             (
                 Some(Place::Root),

@@ -79,10 +79,14 @@ fn messages(root: &Map<String, Value>, facts: &mut RequestFacts) {
         match message.get("content") {
             Some(Value::String(content)) => text(content, &mut facts.text),
             Some(Value::Array(parts)) => {
-                for part in parts.iter().filter_map(Value::as_object) {
-                    let part = part.get("text").and_then(Value::as_str).unwrap_or("");
-                    facts.opaque += u64::from(part.is_empty());
-                    text(part, &mut facts.text);
+                for part in parts {
+                    if let Some(plain) = part.as_str() {
+                        text(plain, &mut facts.text);
+                    } else if let Some(part) = part.as_object() {
+                        let part = part.get("text").and_then(Value::as_str).unwrap_or("");
+                        facts.opaque += u64::from(part.is_empty());
+                        text(part, &mut facts.text);
+                    }
                 }
             }
             _ => {}
@@ -204,15 +208,28 @@ fn prompts_of_a_completion_are_told_apart() {
 }
 
 #[test]
-fn a_body_cut_short_keeps_its_mix() {
-    let mut scanner = Scanner::new(Api::Chat);
-    scanner.feed(r#"{"model":"m","messages":[{"content":"the cat and the "#.as_bytes());
-    let facts = scanner.cut(984).unwrap();
-    assert_eq!(facts.text, Tally::of(Class::English, 1000));
+fn a_body_cut_short_goes_on_as_it_began() {
+    let cut = |api, body: &str, unread| {
+        let mut scanner = Scanner::new(api);
+        scanner.feed(body.as_bytes());
+        scanner.cut(unread)
+    };
+    // Of 89 bytes 42 are text: of 890 more, 420.
+    let body = r#"{"model":"m","messages":[{"pad":"x","content":"the cat and the dog and the bird and the o"#;
+    assert_eq!(body.len(), 89);
+    let facts = cut(Api::Chat, body, 890).unwrap();
+    assert_eq!(facts.text, Tally::of(Class::English, 42 + 420));
     assert_eq!((facts.model.as_deref(), facts.messages), (Some(&b"m"[..]), 1));
-    let mut scanner = Scanner::new(Api::Chat);
-    scanner.feed(b"--boundary");
-    assert!(scanner.cut(10).is_err());
+    assert_eq!((facts.cap, facts.output_cap()), (Cap::Unseen, None));
+    // Inside an image nothing is text.
+    let image =
+        format!(r#"{{"messages":[{{"content":[{{"image_url":{{"url":"data:{}"#, "A".repeat(900));
+    assert_eq!(cut(Api::Chat, &image, 100_000).unwrap().text.total(), 0);
+    // Token ids go on as ids, and an unread cap is not the default of 16.
+    let facts = cut(Api::Completions, r#"{"prompt":[1,2,3,4,"#, 1000).unwrap();
+    assert_eq!((facts.largest_token_ids, facts.text.total()), (504, 0));
+    assert_eq!(facts.output_cap(), None);
+    assert!(cut(Api::Chat, "--boundary", 10).is_err());
 }
 
 #[test]

@@ -28,7 +28,11 @@ impl Usage {
     /// Usage from the values of two response headers, each an integer in
     /// decimal digits; `None` if neither can be read.
     pub fn from_headers(input: Option<&[u8]>, output: Option<&[u8]>) -> Option<Self> {
-        let read = |value: Option<&[u8]>| value.and_then(|value| lax_integer(value, true));
+        let read = |value: Option<&[u8]>| {
+            let digits = value?.trim_ascii();
+            let all = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+            all.then(|| lax_integer(digits, false)).flatten()
+        };
         let usage = Self { input: read(input), output: read(output), ..Self::default() };
         (usage != Self::default()).then_some(usage)
     }
@@ -188,7 +192,7 @@ mod tests {
     fn usage_in_headers() {
         let usage = Usage::from_headers(Some(b" 12 "), None).unwrap();
         assert_eq!((usage.input, usage.output), (Some(12), None));
-        assert_eq!(Usage::from_headers(Some(b"x"), Some(b"\xff")), None);
+        assert_eq!(Usage::from_headers(Some(b"-5"), Some(b"\xff")), None);
     }
 
     #[test]

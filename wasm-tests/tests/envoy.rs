@@ -73,7 +73,8 @@ fn requests_find_their_pool_and_the_estimate_gets_better() {
         assert_eq!((report.answered, report.errors.len()), (200, 0), "{:?}", report.errors);
         let estimate = report.estimate.clone().unwrap();
         assert!(
-            estimate.second_half.mean < estimate.first_half.mean,
+            // Without learning the halves of this load differ by a tenth.
+            estimate.second_half.mean < 0.7 * estimate.first_half.mean,
             "{workers} workers: {estimate:?}"
         );
         let under = report.verdict(Verdict::UnderRoute).unwrap();
@@ -142,7 +143,8 @@ fn a_dead_short_pool_costs_only_what_it_was_answering() {
         assert!(answered_by(100..170, "long") > 20, "the long pool stood in");
         assert!(answered_by(250..300, "short") > 10, "the short pool is back");
         assert!(envoy.counter("wasmcustom.tidegate.spill.down").unwrap() > 20);
-        assert_eq!(envoy.counter("wasmcustom.tidegate.under_route").unwrap(), 0);
+        // A spill is no misroute; a cold estimate may be.
+        assert!(envoy.counter("wasmcustom.tidegate.under_route").unwrap() <= 3);
         pools.stop().await;
     });
 }
@@ -252,7 +254,7 @@ fn odd_requests_are_served_and_do_no_harm() {
         (multipart, "not_inspected"),
         (Request::get("/v1/models"), "not_inspected"),
         (Request::post("/v1/embeddings", "{}"), "not_inspected"),
-        (chat(600_000), "inspect_limit"),
+        (chat(600_000), "too_large"),
         (chat(3000).with("transfer-encoding", "chunked"), "threshold"),
     ] {
         let what = format!("{} {} {}", request.method, request.path, request.body.len());
@@ -309,6 +311,36 @@ fn no_upload_gets_413_at_the_default_limit() {
         assert_eq!(sent(Request::post(CHAT, body)).header("x-tidegate-reason"), Some("unparsed"));
     }
     assert_eq!(envoy.counter("http.tidegate.downstream_rq_too_large").unwrap(), 0);
+}
+
+#[test]
+fn overrides_apply_by_route_and_a_dry_run_leaves_the_route_alone() {
+    if missing() {
+        return;
+    }
+    let backend = Backend::start(answer).unwrap();
+    let port = backend.port();
+    let config = CONFIG.replacen(
+        r#""version": 1"#,
+        r#""version": 1, "overrides": [
+            {"route_name": "largest", "path_prefix": "/blind", "set": {"inspect": "headers"}},
+            {"path_prefix": "/dry", "set": {"dry_run": true}}]"#,
+        1,
+    );
+    let envoy = Envoy::builder().backends([port; 2], [port; 2]).configuration(&config);
+    let envoy = envoy.start().unwrap();
+    // The route that a request has when it arrives is `largest`.
+    let blind = Request { path: format!("/blind{CHAT}"), ..chat(300) };
+    let response = blind.send(envoy.port()).unwrap();
+    assert_eq!(response.header("x-tidegate-reason"), Some("content_length"));
+    let dry = Request { path: format!("/dry{CHAT}"), ..chat(300) };
+    let response = dry.send(envoy.port()).unwrap();
+    assert_eq!(response.header("x-tidegate-pool"), Some("short"), "what it would have done");
+    let line = envoy.access_log_of(2).unwrap().pop().unwrap();
+    assert_eq!((field(&line, "route"), field(&line, "cluster")), ("largest", "long"));
+    assert_eq!(backend.requests().pop().unwrap().header("x-tidegate-pool"), None);
+    assert_eq!(envoy.counter("wasmcustom.tidegate.requests.short").unwrap(), 2);
+    assert_eq!(envoy.counter("wasmcustom.tidegate.spill.down").unwrap(), 0);
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn a_body_is_held_only_while_the_next_read_surely_fits() {
     assert_eq!(decided(&send(3000, false, 10_000)), ("short", "threshold"));
     // Of known length: to the inspection limit if it fits, else at the first piece.
     assert_eq!(decided(&send(3000, true, 1000)), ("short", "threshold"));
-    assert_eq!(decided(&send(1_200_000, true, 200_000)), ("long", "inspect_limit"));
+    assert_eq!(decided(&send(1_200_000, true, 200_000)), ("long", "too_large"));
     let held = |outcome: &Outcome| {
         outcome.trace.iter().filter(|step| step.action == Action::Pause).count()
     };
@@ -221,6 +221,48 @@ fn the_answer_is_watched_and_never_touched() {
     assert_eq!(worker.count("learned"), 5);
 }
 
+/// The filter is told by metadata of the host which pool answered.
+#[test]
+fn another_pool_that_answers_is_a_spill_only_if_the_request_fitted() {
+    let worker = Worker::new(CONFIG);
+    let pool = ["xds", "upstream_host_metadata", "filter_metadata", "tidegate", "pool"];
+    let attempts = ["upstream", "request_attempt_count"];
+    let send = |answer: &Response, count: u64| {
+        let request = chat(400).property(&pool, "long");
+        worker.run(request.property(&attempts, count.to_le_bytes().to_vec()), answer)
+    };
+    let counts = || ["spill.down", "spill.unclear", "under_route"].map(|name| worker.count(name));
+    send(&used(107, 10), 1);
+    assert_eq!(counts(), [1, 0, 0]);
+    send(&used(9000, 10), 2);
+    assert_eq!(counts(), [1, 0, 1]);
+    send(&Response::events(&b"data: {}\n\n"[..]), 2);
+    assert_eq!(counts(), [1, 1, 1]);
+    let dry = Worker::new(&config_with(r#""dry_run": true"#));
+    dry.run(chat(400).property(&pool, "long"), &used(107, 10));
+    assert_eq!(dry.count("spill.down"), 0, "it never went where it was decided for");
+}
+
+#[test]
+fn a_model_that_comes_late_is_waited_for() {
+    let models = CONFIG.replace(
+        r#""models": ["#,
+        r#""inspect_bytes_max": 4096, "models": [{"match": "late", "pools": [
+            {"name": "own", "cluster": "own", "max_model_len": 9000}]}, "#,
+    );
+    let worker = Worker::new(&models);
+    let body = |bytes| {
+        let body = chat_body(bytes).replacen(r#""model":"m","#, "", 1);
+        let body = body.replace(r#""max_tokens":100"#, r#""max_tokens":100,"model":"late""#);
+        Request::json("/v1/chat/completions", body.into_bytes()).chunks(Chunks::Every(3000))
+    };
+    assert_eq!(decided(&worker.run(body(9000), &used(2000, 1))), ("own", "largest"));
+    // Not to be had within Envoy's buffer: no model's pool, but the default.
+    let late = worker.run(body(1_200_000), &used(300_000, 1));
+    assert_eq!(decided(&late), ("long", "inspect_limit"));
+    assert_eq!(late.state("tidegate_estimate"), None);
+}
+
 #[test]
 fn usage_may_come_in_headers() {
     let config = config_with(r#""usage_headers": {"input": "x-in", "output": "x-out"}"#);
@@ -229,6 +271,10 @@ fn usage_may_come_in_headers() {
         worker.run(chat(400), &Response::new(200).header("x-in", "77").header("x-out", "5"));
     assert_eq!(outcome.state("tidegate_actual_input"), Some("77"));
     assert_eq!(outcome.state("tidegate_actual_output"), Some("5"));
+    // What a header lacks the body may have.
+    let both = worker.run(chat(400), &used(70, 6).header("x-out", "8"));
+    assert_eq!(both.state("tidegate_actual_input"), Some("70"));
+    assert_eq!(both.state("tidegate_actual_output"), Some("8"));
 }
 
 #[test]
@@ -336,6 +382,17 @@ fn two_instances_in_one_vm_are_kept_apart() {
     assert_eq!(estimate(other), 2007);
     assert_eq!(worker.count("requests.short.instance.other"), 1);
     assert_eq!(worker.count("requests.short"), 31);
+}
+
+#[test]
+fn two_configurations_of_one_name_learn_together_and_count_apart() {
+    let worker = Worker::new(CONFIG);
+    let pools = CONFIG.replace(r#""short""#, r#""a""#).replace(r#""long""#, r#""b""#);
+    let other = worker.vm.configure(pools).unwrap();
+    worker.chat(400, 100);
+    tidegate_wasm_tests::exchange(&worker.vm, other, chat(400), &used(100, 1)).unwrap();
+    assert_eq!((worker.count("requests.short"), worker.count("requests.a")), (1, 1));
+    assert_eq!(worker.count("learned"), 2);
 }
 
 #[test]

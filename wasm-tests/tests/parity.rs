@@ -62,8 +62,8 @@ fn native_and_shipped_decide_alike() {
     let config = config_with(r#""inspect_bytes_max": 16777216, "buffer_bytes": 16777216"#);
     let worker = Worker::new(&config);
     worker.host.set_buffer_limit(16 << 20);
-    let mut gate = Gate::new(Arc::new(Config::parse(config.as_bytes()).unwrap()));
-    let settings = Arc::clone(gate.config().base());
+    let settings = Arc::clone(Config::parse(config.as_bytes()).unwrap().base());
+    let mut gate = Gate::new();
     let requests = workload.build().unwrap();
     println!("{} requests", requests.len());
     for (index, request) in requests.into_iter().enumerate() {
@@ -74,7 +74,12 @@ fn native_and_shipped_decide_alike() {
         scanner.feed(body.as_bytes());
         let (ticket, decision) = gate.open(&settings, Body::Whole(scanner.finish().unwrap()));
         let usage = Usage { input: Some(input), output: Some(output), ..Usage::default() };
-        let answer = Answer { status: Some(200), usage: Some(Ok(usage)), ..Answer::default() };
+        let answer = Answer {
+            status: Some(200),
+            usage: Some(Ok(usage)),
+            complete: true,
+            ..Answer::default()
+        };
         let now = Instant::from_nanos(worker.host.monotonic());
         let settlement = gate.close(now, ticket, &answer);
 
