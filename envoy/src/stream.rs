@@ -181,7 +181,8 @@ impl HttpContext for Stream {
         // Never a client's: Envoy strips it earlier, but not every setup does.
         head.remove(&config.pool_header);
         let path = head.get(":path").unwrap_or_default();
-        let host = head.get(":authority").unwrap_or_default();
+        let host = if config.wants_host() { head.get(":authority") } else { None };
+        let host = host.unwrap_or_default();
         let route_name =
             config.wants_route_name().then(|| host::property(&["xds", "route_name"])).flatten();
         let settings = Arc::clone(config.settings(&path, &host, route_name.as_deref()));

@@ -201,6 +201,11 @@ impl Config {
         })
     }
 
+    /// Whether an override asks for the host.
+    pub fn wants_host(&self) -> bool {
+        self.overrides.iter().any(|one| one.host.is_some())
+    }
+
     /// Whether an override asks for the route's name.
     pub fn wants_route_name(&self) -> bool {
         self.overrides.iter().any(|one| one.route_name.is_some())

@@ -266,29 +266,13 @@ fn cut(bytes: &[u8], at: u64) -> (&[u8], &[u8]) {
     bytes.split_at_checked(at).unwrap_or((bytes, &[]))
 }
 
-/// Counts of one window. Every count is at most [`WINDOW`].
+/// The bytes of one window. It is judged when it is closed: counting over a
+/// short array compiles to vector code.
 #[derive(Clone, Debug)]
 struct Window {
     start: u64,
     len: u64,
-    previous: u8,
-    /// The first byte of a character whose second byte is to come, or 0.
-    lead: u8,
-    /// The script of the character being read, for its further bytes.
-    script: Option<Script>,
-    digits: u8,
-    blanks: u8,
-    double_blanks: u8,
-    punctuation: u8,
-    rare: u8,
-    th: bool,
-    flips: u8,
-    accented: u8,
-    stacked: u8,
-    symbols: u8,
-    kana: bool,
-    /// Bytes in the scripts that have a class of their own.
-    scripts: [u8; CLASSES],
+    bytes: [u8; WINDOW as usize],
 }
 
 /// Where the bytes of a non-ASCII character are counted.
@@ -304,130 +288,141 @@ enum Script {
     Neutral,
 }
 
+/// Bytes of a window by script. Every count is at most [`WINDOW`].
+struct Scripts {
+    own: [u8; CLASSES],
+    kana: bool,
+    accented: u8,
+    stacked: u8,
+    symbols: u8,
+}
+
 impl Window {
     fn new(start: u64) -> Self {
-        Self {
-            start,
-            len: 0,
-            previous: 0,
-            lead: 0,
-            script: None,
-            digits: 0,
-            blanks: 0,
-            double_blanks: 0,
-            punctuation: 0,
-            rare: 0,
-            th: false,
-            flips: 0,
-            accented: 0,
-            stacked: 0,
-            symbols: 0,
-            kana: false,
-            scripts: [0; CLASSES],
-        }
+        Self { start, len: 0, bytes: [0; WINDOW as usize] }
     }
 
     fn feed(&mut self, bytes: &[u8]) {
-        self.len += bytes.len() as u64;
-        for &byte in bytes {
-            if byte < 0x80 {
-                self.lead = 0;
-                self.script = None;
-                self.ascii(byte);
-            } else if byte >= 0xC0 {
-                self.lead = byte;
-                self.script = None;
-            } else if self.lead != 0 {
-                let script = script(core::mem::take(&mut self.lead), byte);
-                self.script = Some(script);
-                self.count(script, 2);
-            } else if let Some(script) = self.script {
-                self.count(script, 1);
-            }
-            self.previous = byte;
-        }
-    }
-
-    fn ascii(&mut self, byte: u8) {
-        match byte {
-            b'a'..=b'z' => {
-                self.th |= byte == b'h' && self.previous == b't';
-                self.rare += u8::from(matches!(byte, b'k' | b'j' | b'w' | b'z'));
-            }
-            b'A'..=b'Z' => {
-                let before = self.previous;
-                self.flips += u8::from(before.is_ascii_lowercase() || before.is_ascii_digit());
-            }
-            b'0'..=b'9' => self.digits += 1,
-            b' ' => {
-                self.blanks += 1;
-                self.double_blanks += u8::from(self.previous == b' ');
-            }
-            0..=31 => self.blanks += 1,
-            _ => self.punctuation += 1,
-        }
-    }
-
-    fn count(&mut self, script: Script, bytes: u8) {
-        match script {
-            Script::Own(class) => {
-                if let Some(slot) = self.scripts.get_mut(class as usize) {
-                    *slot += bytes;
-                }
-            }
-            Script::Kana => {
-                self.kana = true;
-                if let Some(slot) = self.scripts.get_mut(Class::Japanese as usize) {
-                    *slot += bytes;
-                }
-            }
-            Script::Accented => self.accented += bytes,
-            Script::Stacked => self.stacked += bytes,
-            Script::Symbol => self.symbols += bytes,
-            Script::Neutral => {}
+        let from = self.len as usize;
+        if let Some(slots) = self.bytes.get_mut(from..from + bytes.len()) {
+            slots.copy_from_slice(bytes);
+            self.len += bytes.len() as u64;
         }
     }
 
     /// The thresholds are shares of the window. They were chosen on
     /// `tidegate-sim calibrate`, where they separate the ratios best.
     fn class(&self) -> Class {
+        // The whole array, of a length that the compiler knows: behind the end
+        // of a short window stand zeros, which count as nothing.
+        let bytes = &self.bytes;
         let share = |count: u8, of: u64| u64::from(count) * of > self.len;
-        let mut own = (Class::Han, 0);
-        for (class, &bytes) in Class::ALL.into_iter().zip(&self.scripts) {
-            if bytes > own.1 {
-                own = (class, bytes);
-            }
+        let other = count(bytes, |byte| byte >= 0x80);
+        let scripts = if other == 0 { Scripts::none() } else { Scripts::of(bytes) };
+        if other > 0
+            && let Some((class, count)) = scripts.main()
+            && u64::from(count) * 4 >= self.len
+        {
+            return if class == Class::Han && scripts.kana { Class::Japanese } else { class };
         }
-        if u64::from(own.1) * 4 >= self.len && own.1 > 0 {
-            return if own.0 == Class::Han && self.kana { Class::Japanese } else { own.0 };
-        }
-        let indented = share(self.double_blanks, 8);
-        let accented = self.accented + self.stacked;
+        let digits = count(bytes, |byte| byte.is_ascii_digit());
+        let blanks = count(bytes, |byte| (1..=b' ').contains(&byte));
+        let letters = count(bytes, |byte| byte.is_ascii_alphabetic());
+        let punctuation = self.len as u8 - digits - blanks - letters - other;
+        let indented = share(pairs(bytes, |a, b| a == b' ' && b == b' '), 8);
+        let flips = || {
+            pairs(bytes, |a, b| {
+                b.is_ascii_uppercase() && (a.is_ascii_lowercase() || a.is_ascii_digit())
+            })
+        };
+        let accented = scripts.accented + scripts.stacked;
         match () {
-            () if share(self.symbols, 4) => Class::Symbols,
-            () if share(self.digits, 2) => Class::Digits,
-            () if share(self.digits, 4) && share(self.punctuation, 16) => Class::Table,
-            () if share(self.digits, 4) => Class::Hex,
-            () if share(self.digits, 8) && share(self.blanks, 16) => Class::DigitsSome,
-            () if share(self.digits, 8) => Class::DigitsPacked,
-            () if share(self.blanks, 2) => Class::Blank,
-            () if share(self.punctuation, 4) => Class::Dense,
-            () if share(self.punctuation, 8) && indented => Class::CodeIndented,
-            () if share(self.punctuation, 8) => Class::Code,
-            () if u64::from(self.blanks) * 32 < self.len && share(self.flips, 8) => Class::Base64,
-            () if u64::from(self.blanks) * 32 < self.len => Class::Packed,
-            () if share(self.punctuation, 16) && indented => Class::LightIndented,
-            () if share(self.punctuation, 16) => Class::Light,
+            () if share(scripts.symbols, 4) => Class::Symbols,
+            () if share(digits, 2) => Class::Digits,
+            () if share(digits, 4) && share(punctuation, 16) => Class::Table,
+            () if share(digits, 4) => Class::Hex,
+            () if share(digits, 8) && share(blanks, 16) => Class::DigitsSome,
+            () if share(digits, 8) => Class::DigitsPacked,
+            () if share(blanks, 2) => Class::Blank,
+            () if share(punctuation, 4) => Class::Dense,
+            () if share(punctuation, 8) && indented => Class::CodeIndented,
+            () if share(punctuation, 8) => Class::Code,
+            () if u64::from(blanks) * 32 < self.len && share(flips(), 8) => Class::Base64,
+            () if u64::from(blanks) * 32 < self.len => Class::Packed,
+            () if share(punctuation, 16) && indented => Class::LightIndented,
+            () if share(punctuation, 16) => Class::Light,
             () if indented => Class::Indented,
-            () if share(self.stacked, 32) => Class::LatinStacked,
+            () if share(scripts.stacked, 32) => Class::LatinStacked,
             () if share(accented, 8) => Class::LatinMost,
             () if share(accented, 16) => Class::LatinMany,
             () if share(accented, 32) => Class::LatinSome,
             () if accented > 0 => Class::Latin,
-            () if self.th => Class::English,
-            () if share(self.rare, 32) => Class::PlainRare,
+            () if pairs(bytes, |a, b| a == b't' && b == b'h') > 0 => Class::English,
+            () if share(count(bytes, |b| matches!(b, b'k' | b'j' | b'w' | b'z')), 32) => {
+                Class::PlainRare
+            }
             () => Class::Plain,
         }
+    }
+}
+
+/// How many bytes of a window are so.
+fn count(bytes: &[u8; WINDOW as usize], is: impl Fn(u8) -> bool) -> u8 {
+    bytes.iter().fold(0, |sum, byte| sum + u8::from(is(*byte)))
+}
+
+/// How many pairs of neighbours in a window are so.
+fn pairs(bytes: &[u8; WINDOW as usize], are: impl Fn(u8, u8) -> bool) -> u8 {
+    bytes.iter().zip(bytes.iter().skip(1)).fold(0, |sum, (a, b)| sum + u8::from(are(*a, *b)))
+}
+
+impl Scripts {
+    const fn none() -> Self {
+        Self { own: [0; CLASSES], kana: false, accented: 0, stacked: 0, symbols: 0 }
+    }
+
+    fn of(bytes: &[u8]) -> Self {
+        let mut scripts = Self::none();
+        // The first byte of a character whose second is to come, or 0; and the
+        // script of the character being read, for its further bytes.
+        let (mut lead, mut current) = (0, None);
+        for &byte in bytes {
+            if byte < 0x80 {
+                (lead, current) = (0, None);
+            } else if byte >= 0xC0 {
+                (lead, current) = (byte, None);
+            } else if lead != 0 {
+                let script = script(core::mem::take(&mut lead), byte);
+                current = Some(script);
+                scripts.count(script, 2);
+            } else if let Some(script) = current {
+                scripts.count(script, 1);
+            }
+        }
+        scripts
+    }
+
+    fn count(&mut self, script: Script, bytes: u8) {
+        let slot = match script {
+            Script::Own(class) => self.own.get_mut(class as usize),
+            Script::Kana => {
+                self.kana = true;
+                self.own.get_mut(Class::Japanese as usize)
+            }
+            Script::Accented => Some(&mut self.accented),
+            Script::Stacked => Some(&mut self.stacked),
+            Script::Symbol => Some(&mut self.symbols),
+            Script::Neutral => None,
+        };
+        if let Some(slot) = slot {
+            *slot += bytes;
+        }
+    }
+
+    /// The script with a class of its own that has most bytes.
+    fn main(&self) -> Option<(Class, u8)> {
+        let all = Class::ALL.into_iter().zip(self.own);
+        all.filter(|(_, bytes)| *bytes > 0).rev().max_by_key(|(_, bytes)| *bytes)
     }
 }
 
