@@ -3,9 +3,10 @@
 
 mod support;
 
+use serde_json::{Value, json};
 use std::sync::Arc;
 use support::{Worker, config_with, size};
-use tidegate::config::Config;
+use tidegate::config::{Config, Inspect, Settings};
 use tidegate::gate::{Answer, Body, Decision, Gate, Settlement};
 use tidegate::request::{Api, Scanner};
 use tidegate::time::Instant;
@@ -13,7 +14,7 @@ use tidegate::usage::Usage;
 use tidegate_sim::workload::CapPolicy;
 use tidegate_sim_cli::replay::{Source, Style, Synthetic, Workload, prepare};
 use tidegate_sim_cli::text::Library;
-use tidegate_wasm_tests::{Chunks, Outcome, Request};
+use tidegate_wasm_tests::{Chunks, Outcome, Request, Response};
 
 /// What is compared, as one line.
 fn native(decision: &Decision, settlement: &Settlement) -> String {
@@ -46,11 +47,47 @@ fn shipped(outcome: &Outcome, error: Option<u64>) -> String {
     )
 }
 
-#[test]
-fn native_and_shipped_decide_alike() {
+/// How the driver of the native core reads a body, as the filter does.
+fn read(api: Api, body: &[u8], settings: &Settings) -> Body {
+    if settings.inspect == Inspect::Headers {
+        return Body::Length(api, Some(body.len() as u64));
+    }
+    let mut scanner = Scanner::new(api);
+    let limit = body.len().min(settings.inspect_bytes_max as usize);
+    scanner.feed(&body[..limit]);
+    if limit == body.len() {
+        return Body::Whole(scanner.finish().unwrap());
+    }
+    let facts = scanner.cut((body.len() - limit) as u64).unwrap();
+    Body::Cut { facts, known_length: true }
+}
+
+/// The body as it is, or its text as the prompts of a text completion.
+fn dress(index: usize, body: String) -> (Api, &'static str, Vec<u8>) {
+    if index % 4 != 3 {
+        return (Api::Chat, "/v1/chat/completions", body.into_bytes());
+    }
+    let chat: Value = serde_json::from_str(&body).unwrap();
+    let prompts: Vec<&Value> =
+        chat["messages"].as_array().unwrap().iter().map(|message| &message["content"]).collect();
+    let body = json!({"model": "m", "prompt": prompts, "max_tokens": chat["max_tokens"], "n": 2});
+    (Api::Completions, "/v1/completions", body.to_string().into_bytes())
+}
+
+fn answer(index: usize, input: u64, output: u64) -> Response<'static> {
+    if index.is_multiple_of(2) {
+        return support::used(input, output);
+    }
+    let usage = json!({"prompt_tokens": input, "completion_tokens": output});
+    let last = json!({"choices": [], "usage": usage});
+    let stream = format!("data: {{\"choices\":[]}}\n\ndata: {last}\n\ndata: [DONE]\n\n");
+    Response::events(stream.into_bytes()).chunks(Chunks::Every(1 + index % 50))
+}
+
+fn decide_alike(fields: &str) {
     let workload = Workload {
         source: Source::Synthetic(Synthetic::Agent),
-        requests: Some(size(300, 3000)),
+        requests: Some(size(200, 2000)),
         rate: Some(10.0),
         speedup: 1.0,
         caps: CapPolicy::Ladder,
@@ -58,40 +95,52 @@ fn native_and_shipped_decide_alike() {
     };
     let library = Library::new("o200k_base".parse().unwrap());
     let style = Style::new("m", 7);
-    // Some bodies are long, and all are to be read whole.
-    let config = config_with(r#""inspect_bytes_max": 16777216, "buffer_bytes": 16777216"#);
+    let config = config_with(fields);
     let worker = Worker::new(&config);
     worker.host.set_buffer_limit(16 << 20);
     let settings = Arc::clone(Config::parse(config.as_bytes()).unwrap().base());
     let mut gate = Gate::new();
     let requests = workload.build().unwrap();
-    println!("{} requests", requests.len());
+    println!("{fields}: {} requests", requests.len());
     for (index, request) in requests.into_iter().enumerate() {
         let (input, output) = (u64::from(request.input_tokens), u64::from(request.output_tokens));
-        let body = prepare(&library, &style, index, request).body;
+        let (api, path, body) = dress(index, prepare(&library, &style, index, request).body);
 
-        let mut scanner = Scanner::new(Api::Chat);
-        scanner.feed(body.as_bytes());
-        let (ticket, decision) = gate.open(&settings, Body::Whole(scanner.finish().unwrap()));
+        let (ticket, decision) = gate.open(&settings, read(api, &body, &settings));
         let usage = Usage { input: Some(input), output: Some(output), ..Usage::default() };
-        let answer = Answer {
+        let ended = Answer {
             status: Some(200),
             usage: Some(Ok(usage)),
             complete: true,
             ..Answer::default()
         };
         let now = Instant::from_nanos(worker.host.monotonic());
-        let settlement = gate.close(now, ticket, &answer);
+        let settlement = gate.close(now, ticket, &ended);
 
-        let request = Request::json("/v1/chat/completions", body.into_bytes())
-            .chunks(Chunks::Every(1 + index * 37 % 20_000));
-        let outcome = worker.run(request, &support::used(input, output));
+        let request = Request::json(path, body).chunks(Chunks::Every(1 + index * 37 % 20_000));
+        let outcome = worker.run(request, &answer(index, input, output));
         let errors = worker.host.histogram("tidegate.estimate_error").unwrap();
         assert_eq!(
             shipped(&outcome, errors.last().copied()),
             native(&decision, &settlement),
-            "request {index}"
+            "{fields}, request {index}"
         );
         worker.host.advance(std::time::Duration::from_millis(100));
     }
+}
+
+#[test]
+fn whole_bodies_are_decided_alike() {
+    // Some bodies are long, and all are to be read whole.
+    decide_alike(r#""inspect_bytes_max": 16777216, "buffer_bytes": 16777216"#);
+}
+
+#[test]
+fn cut_bodies_are_decided_alike() {
+    decide_alike(r#""inspect_bytes_max": 16384, "buffer_bytes": 16777216"#);
+}
+
+#[test]
+fn unread_bodies_are_decided_alike() {
+    decide_alike(r#""inspect": "headers""#);
 }
