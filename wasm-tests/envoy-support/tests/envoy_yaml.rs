@@ -285,7 +285,10 @@ fn the_long_pool_answers_for_a_dead_short_one() -> Outcome {
     let log = envoy.access_log_of(22)?;
     let last = log.last().ok_or("no line")?;
     assert_eq!((text(last, "pool"), text(last, "host_pool")), (Some("short"), Some("long")));
-    assert!(envoy.counter("wasmcustom.tidegate.spill.down")? >= 21);
+    // The answers state no usage: second attempts may have had another cause.
+    let spilled = envoy.counter("wasmcustom.tidegate.spill.down")?
+        + envoy.counter("wasmcustom.tidegate.spill.unclear")?;
+    assert!(spilled >= 21, "{spilled}");
 
     let _revived = [
         Backend::start_on(a, |request| answer("short", request))?,
