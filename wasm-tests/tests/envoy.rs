@@ -128,7 +128,7 @@ fn a_dead_short_pool_costs_only_what_it_was_answering() {
         for outcome in outcomes.iter().filter(broken) {
             let cut = match outcome.result.as_ref().unwrap_err() {
                 Failure::Connection(_) | Failure::Malformed(_) => true,
-                Failure::Status(status) => *status == 503,
+                Failure::Status(status, _) => *status == 503,
                 _ => false,
             };
             assert!(cut, "{outcome:?}");

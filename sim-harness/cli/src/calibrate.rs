@@ -4,11 +4,15 @@
 //! then the estimator learns the truth, as it would from an answer's `usage`.
 //! The order of the file is the order of the traffic.
 
-use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fmt;
+
+use serde_json::{Value, json};
 use tidegate::estimate::{Key, Learner, Settings, Tally};
 use tidegate::request::{Api, RequestFacts, Scanner};
 use tidegate::time::{Instant, Span};
+
+use crate::stats::{mean, quantile};
 
 /// Estimates are judged apart from this one on, when a learner has seen some.
 const WARM: usize = 50;
@@ -23,6 +27,8 @@ pub enum CalibrateError {
         /// What is wrong with it.
         problem: String,
     },
+    /// The file has no body.
+    Empty,
     /// No body has a truth for this tokenizer.
     Tokenizer {
         /// The name asked for.
@@ -36,8 +42,16 @@ impl fmt::Display for CalibrateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line { line, problem } => write!(f, "line {line}: {problem}"),
+            Self::Empty => write!(
+                f,
+                "the file has no bodies; allowed: one JSON object a line, {{\"body\": \"...\", \
+                 \"prompt_tokens\": {{\"NAME\": 12}}}}"
+            ),
+            Self::Tokenizer { name, known } if known.is_empty() => {
+                write!(f, "found {name:?}, but no body in the file has a token count")
+            }
             Self::Tokenizer { name, known } => {
-                write!(f, "tokenizer \"{name}\": must be one of {}", known.join(", "))
+                write!(f, "found {name:?}; the file has whole counts of: {}", known.join(", "))
             }
         }
     }
@@ -52,10 +66,10 @@ pub struct Score {
     pub name: &'static str,
     /// Mean of |estimate − truth| / truth over all bodies.
     pub mape: f64,
-    /// The same from the 51st body on.
-    pub mape_after_50: f64,
+    /// The same from the 51st body on; nothing in shorter files.
+    pub mape_after_50: Option<f64>,
     /// The 95th percentile of the same.
-    pub p95_abs_error_after_50: f64,
+    pub p95_abs_error_after_50: Option<f64>,
     /// Share of bodies whose conservative estimate is at most the threshold,
     /// but whose truth is above it.
     pub under_route: f64,
@@ -106,17 +120,21 @@ impl fmt::Display for Report {
         for score in &self.estimators {
             writeln!(
                 f,
-                "{:<9} {:>6.1}% {:>8.1}% {:>12.1}% {:>11.2}% {:>10.2}%",
+                "{:<9} {:>6.1}% {:>9} {:>13} {:>11.2}% {:>10.2}%",
                 score.name,
                 score.mape * 100.0,
-                score.mape_after_50 * 100.0,
-                score.p95_abs_error_after_50 * 100.0,
+                percent(score.mape_after_50),
+                percent(score.p95_abs_error_after_50),
                 score.under_route * 100.0,
                 score.over_route * 100.0,
             )?;
         }
         Ok(())
     }
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".into(), |share| format!("{:.1}%", share * 100.0))
 }
 
 struct Sample {
@@ -164,7 +182,8 @@ pub fn calibrate(lines: &str, tokenizer: &str, threshold: u64) -> Result<Report,
 
 fn samples(lines: &str, tokenizer: &str) -> Result<Vec<Sample>, CalibrateError> {
     let mut samples = Vec::new();
-    let mut known: Vec<String> = Vec::new();
+    let mut known: BTreeSet<String> = BTreeSet::new();
+    let mut lines_read = 0;
     for (at, line) in lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let wrong = |problem: &str| CalibrateError::Line { line: at + 1, problem: problem.into() };
         let row: Value = serde_json::from_str(line).map_err(|error| wrong(&error.to_string()))?;
@@ -172,20 +191,28 @@ fn samples(lines: &str, tokenizer: &str) -> Result<Vec<Sample>, CalibrateError> 
         let body = body.ok_or_else(|| wrong("body: must be a string"))?;
         let counts = row.get("prompt_tokens").and_then(Value::as_object);
         let counts = counts.ok_or_else(|| wrong("prompt_tokens: must be an object"))?;
-        known.extend(counts.keys().cloned());
+        lines_read += 1;
         let tools = match row.get("tools_tokens") {
             None | Some(Value::Null) => Some(0),
             Some(tools) => tools.get(tokenizer).and_then(Value::as_u64),
         };
+        // Only names that could have been asked for: with a count of each part.
+        let whole = |name: &String| match row.get("tools_tokens") {
+            None | Some(Value::Null) => true,
+            Some(tools) => tools.get(name).is_some_and(Value::is_u64),
+        };
+        known.extend(counts.keys().filter(|name| whole(name)).cloned());
         let prompt = counts.get(tokenizer).and_then(Value::as_u64);
         if let (Some(prompt), Some(tools)) = (prompt, tools) {
             samples.push(Sample { body: body.as_bytes().to_vec(), truth: (prompt + tools).max(1) });
         }
     }
     if samples.is_empty() {
-        known.sort_unstable();
-        known.dedup();
-        return Err(CalibrateError::Tokenizer { name: tokenizer.to_owned(), known });
+        let known = known.into_iter().collect();
+        return Err(match lines_read {
+            0 => CalibrateError::Empty,
+            _ => CalibrateError::Tokenizer { name: tokenizer.to_owned(), known },
+        });
     }
     Ok(samples)
 }
@@ -234,14 +261,13 @@ impl Outcomes {
     fn score(&self, name: &'static str) -> Score {
         let n = self.errors.len() as f64;
         let mut warm = self.errors.get(WARM..).unwrap_or_default().to_vec();
-        let mean = |errors: &[f64]| errors.iter().sum::<f64>() / (errors.len() as f64).max(1.0);
         let mape_after_50 = mean(&warm);
         warm.sort_unstable_by(f64::total_cmp);
         Score {
             name,
-            mape: mean(&self.errors),
+            mape: mean(&self.errors).unwrap_or(0.0),
             mape_after_50,
-            p95_abs_error_after_50: warm.get(warm.len() * 95 / 100).copied().unwrap_or(0.0),
+            p95_abs_error_after_50: quantile(&warm, 0.95),
             under_route: self.under as f64 / n,
             over_route: self.over as f64 / n,
         }
@@ -265,9 +291,22 @@ mod tests {
         let lines: Vec<String> = (0..60).map(|_| line(&text, truth)).collect();
         let report = calibrate(&lines.join("\n"), "t", 1000).unwrap();
         let [static4, ema, mix] = report.estimators.as_slice() else { panic!() };
-        assert!(static4.mape_after_50 > 0.9, "{static4:?}");
-        assert!(ema.mape_after_50 < 0.01 && mix.mape_after_50 < 0.01, "{ema:?} {mix:?}");
+        let warm = |score: &Score| score.mape_after_50.unwrap();
+        assert!(warm(static4) > 0.9, "{static4:?}");
+        assert!(warm(ema) < 0.01 && warm(mix) < 0.01, "{ema:?} {mix:?}");
         assert_eq!(report.n, 60);
+    }
+
+    #[test]
+    fn what_is_not_known_after_50_is_not_zero() {
+        let lines = vec![line("some words", 9); WARM].join("\n");
+        let report = calibrate(&lines, "t", 1000).unwrap();
+        let json = report.to_json();
+        assert_eq!(json["estimators"]["mix"]["mape_after_50"], Value::Null);
+        assert_eq!(json["estimators"]["mix"]["p95_abs_error_after_50"], Value::Null);
+        let text = report.to_string();
+        let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(row[2..4], ["-", "-"], "{text}");
     }
 
     #[test]
@@ -284,7 +323,13 @@ mod tests {
     #[test]
     fn wrong_files_and_names_are_told() {
         let error = |lines: &str, name: &str| calibrate(lines, name, 1).unwrap_err().to_string();
-        assert_eq!(error(&line("a", 1), "x"), "tokenizer \"x\": must be one of t");
+        assert_eq!(error(&line("a", 1), "x"), "found \"x\"; the file has whole counts of: t");
+        assert!(error("\n", "t").starts_with("the file has no bodies; allowed: one JSON object"));
+        let none = r#"{"body": "{}", "prompt_tokens": {}}"#;
+        assert_eq!(error(none, "t"), "found \"t\", but no body in the file has a token count");
+        let tools =
+            r#"{"body": "{}", "prompt_tokens": {"t": 1, "u": 2}, "tools_tokens": {"u": 1}}"#;
+        assert_eq!(error(tools, "t"), "found \"t\"; the file has whole counts of: u");
         assert_eq!(error("\n{}", "t"), "line 2: body: must be a string");
         assert!(error("{", "t").starts_with("line 1: EOF"));
     }
@@ -297,9 +342,10 @@ mod tests {
         for tokenizer in ["llama3", "qwen3", "cl100k_base", "o200k_base"] {
             let report = calibrate(&lines, tokenizer, 4096).unwrap();
             let [static4, ema, mix] = report.estimators.as_slice() else { panic!() };
-            let gain = static4.mape_after_50 / ema.mape_after_50;
+            let warm = |score: &Score| score.mape_after_50.unwrap();
+            let gain = warm(static4) / warm(ema);
             assert!(gain >= 2.5, "{tokenizer}: {gain}");
-            assert!(mix.mape_after_50 < ema.mape_after_50, "{tokenizer}: {mix:?} {ema:?}");
+            assert!(warm(mix) < warm(ema), "{tokenizer}: {mix:?} {ema:?}");
             assert!(mix.under_route <= 0.002, "{tokenizer}: {mix:?}");
         }
     }

@@ -8,6 +8,7 @@
 //! - [`text`]: real text of an exact token length.
 //! - [`tokenizer`]: published vocabularies, embedded.
 //! - [`commands`]: the flags.
+//! - [`interrupt`] hears Ctrl-C.
 //!
 //! `main` is a thin shell over this library; tests and the demo call it
 //! directly.
@@ -18,8 +19,10 @@ pub mod commands;
 pub mod demo;
 pub mod fields;
 pub mod files;
+pub mod interrupt;
 pub mod progress;
 pub mod replay;
 pub mod serve;
+pub mod stats;
 pub mod text;
 pub mod tokenizer;

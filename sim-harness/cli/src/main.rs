@@ -4,15 +4,18 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use tidegate_sim_cli::commands::Cli;
+use tidegate_sim_cli::commands::{Cli, CommandError};
 
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            let ours = error.downcast_ref::<CommandError>();
             // With its causes; never a backtrace, which helps nobody here.
-            eprintln!("tidegate-sim: {error:#}");
-            ExitCode::FAILURE
+            if !ours.is_some_and(CommandError::is_silent) {
+                eprintln!("tidegate-sim: {error:#}");
+            }
+            ExitCode::from(ours.map_or(1, CommandError::exit_code))
         }
     }
 }

@@ -58,7 +58,8 @@ impl fmt::Display for TraceError {
             Self::UnknownFormat(start) => write!(
                 f,
                 "the trace starts with {start:?}; allowed: Azure CSV (header {AZURE_HEADER}), \
-                 Mooncake JSON lines, a JSON list of [total_tokens, cumulative_fraction]"
+                 Mooncake JSON lines ({MOONCAKE_LINE}), a distribution ([[total_tokens, \
+                 cumulative_fraction], ...] or {{\"cdf\": [...]}})"
             ),
             Self::Header(found) => {
                 write!(f, "line 1: header {found:?}; allowed: {AZURE_HEADER}")
@@ -75,6 +76,7 @@ impl fmt::Display for TraceError {
 
 impl std::error::Error for TraceError {}
 
+const MOONCAKE_LINE: &str = r#"{"timestamp": 0, "input_length": 9, "output_length": 9}"#;
 const AZURE_HEADER: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
 const COUNT: &str = "a whole number of tokens, 1 to 4294967295";
 /// Mooncake's clock ticks every 3 seconds: requests of one tick are spread over
@@ -85,23 +87,43 @@ const MOONCAKE_TICK: u64 = 3 * SECOND;
 pub fn parse_trace(bytes: &[u8]) -> Result<Trace, TraceError> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let first = bytes.iter().copied().find(|b| !b.is_ascii_whitespace());
+    let unknown = || TraceError::UnknownFormat(start(bytes));
     match first {
+        // Points are lists; a list of anything else is no distribution.
+        Some(b'[') if begins_with_object(bytes) => Err(unknown()),
         Some(b'[') => Cdf::parse(bytes).map(Trace::Totals).map_err(TraceError::Lengths),
         // One object with "cdf" is a distribution; one object a line is Mooncake.
         Some(b'{') => match serde_json::from_slice::<Value>(bytes) {
             Ok(whole) if whole.get("cdf").is_some() => {
                 Cdf::parse(bytes).map(Trace::Totals).map_err(TraceError::Lengths)
             }
-            _ => parse_mooncake_jsonl(bytes).map(Trace::Timed),
+            _ if names_mooncake(bytes) => parse_mooncake_jsonl(bytes).map(Trace::Timed),
+            _ => Err(unknown()),
         },
         Some(b'T') => parse_azure_csv(bytes).map(Trace::Timed),
         None => Err(TraceError::Empty),
-        Some(_) => {
-            let start: Vec<u8> =
-                bytes.iter().copied().take_while(|&b| b != b'\n').take(60).collect();
-            Err(TraceError::UnknownFormat(String::from_utf8_lossy(&start).into_owned()))
-        }
+        Some(_) => Err(unknown()),
     }
+}
+
+/// The start of the first line that holds something.
+fn start(bytes: &[u8]) -> String {
+    let bytes = bytes.trim_ascii_start();
+    let start: Vec<u8> = bytes.iter().copied().take_while(|&b| b != b'\n').take(60).collect();
+    String::from_utf8_lossy(&start).into_owned()
+}
+
+/// A list whose first item is an object.
+fn begins_with_object(bytes: &[u8]) -> bool {
+    let mut signs = bytes.iter().copied().filter(|b| !b.is_ascii_whitespace());
+    (signs.next(), signs.next()) == (Some(b'['), Some(b'{'))
+}
+
+/// The first line has one of Mooncake's fields, be it well-formed or not.
+fn names_mooncake(bytes: &[u8]) -> bool {
+    lines(bytes).next().is_some_and(|(_, line)| {
+        ["\"timestamp\"", "\"input_length\"", "\"output_length\""].iter().any(|f| line.contains(f))
+    })
 }
 
 /// The lines that hold something, with their numbers from 1.
@@ -344,6 +366,12 @@ mod tests {
         assert!(error("TIME,A,B\n").contains("header"));
         assert!(error(head).contains("no requests"));
         assert!(error("").contains("no requests"));
+        for other in ["{\"a\": 1}", "{\n  \"a\": 1\n}", "{\"a\":1}\n{\"a\":2}", "[{\"a\": 1}]"] {
+            let message = error(other);
+            for part in ["Azure CSV", "Mooncake JSON lines", "input_length", "cdf"] {
+                assert!(message.contains(part), "{other}: {message}");
+            }
+        }
         assert!(error("num_prefill_tokens,num_decode_tokens\n1,2").contains("num_prefill_tokens"));
         let message = error("{\"timestamp\":1,\"input_length\":0,\"output_length\":1}");
         assert!(message.contains("input_length") && message.contains("\"0\""), "{message}");

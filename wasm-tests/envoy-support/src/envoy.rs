@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -165,7 +166,13 @@ impl Builder {
 
     /// Starts Envoy and waits until it serves.
     pub fn start(self) -> Result<Envoy, String> {
-        Envoy::start(&self.config()?, self.workers, &self.log_level)
+        self.start_unless(&AtomicBool::new(false))
+    }
+
+    /// The same, but gives up within milliseconds when `stop` becomes true;
+    /// then no Envoy is left.
+    pub fn start_unless(self, stop: &AtomicBool) -> Result<Envoy, String> {
+        Envoy::start(&self.config()?, self.workers, &self.log_level, stop)
     }
 }
 
@@ -211,10 +218,15 @@ impl Envoy {
     pub fn http2_front(port: u16) -> Result<Self, String> {
         let mut template = Template::new(include_str!("http2_front.yaml"));
         template.port(18001, port)?;
-        Self::start(template.text(), 1, "warning")
+        Self::start(template.text(), 1, "warning", &AtomicBool::new(false))
     }
 
-    fn start(config: &str, workers: u32, log_level: &str) -> Result<Self, String> {
+    fn start(
+        config: &str,
+        workers: u32,
+        log_level: &str,
+        stop: &AtomicBool,
+    ) -> Result<Self, String> {
         let folder = Folder::new()?;
         let file = folder.write("envoy.yaml", config)?;
         let admin_file = folder.0.join("admin");
@@ -229,18 +241,25 @@ impl Envoy {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // A terminal's Ctrl-C is for us; we end Envoy when we are done with it.
+            .process_group(0)
             .spawn()
             .map_err(|e| format!("Envoy did not start: {e}"))?;
         let (access_log, log) = (Lines::of(child.stdout.take()), Lines::of(child.stderr.take()));
-        let watchdog = watchdog(child.id());
+        let watchdog = watchdog(child.id(), &folder.0);
         let mut envoy =
             Self { child, watchdog, _folder: folder, access_log, log, port: 0, admin_port: 0 };
-        envoy.wait_until_ready(&admin_file).map_err(|e| format!("{e}\n{}", envoy.log.trouble()))?;
+        envoy
+            .wait_until_ready(&admin_file, stop)
+            .map_err(|e| format!("{e}\n{}", envoy.log.trouble()))?;
         Ok(envoy)
     }
 
-    fn wait_until_ready(&mut self, admin_file: &Path) -> Result<(), String> {
+    fn wait_until_ready(&mut self, admin_file: &Path, stop: &AtomicBool) -> Result<(), String> {
         let ready = eventually("Envoy to serve", || {
+            if stop.load(Ordering::Relaxed) {
+                return Some(Err("stopped while Envoy started".into()));
+            }
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Some(Err(format!("Envoy ended at its start: {status}")));
             }
@@ -354,11 +373,15 @@ impl Drop for Envoy {
     }
 }
 
-/// Kills the process when ours dies without running `drop`: then the pipe that
-/// only we hold ends.
-fn watchdog(pid: u32) -> Option<Child> {
+/// Kills the process and removes the folder when we die without running `drop`:
+/// then the pipe that only we hold ends.
+fn watchdog(pid: u32, folder: &Path) -> Option<Child> {
     Command::new("sh")
-        .args(["-c", "read -r _; kill -9 \"$0\"", &pid.to_string()])
+        .args(["-c", "read -r _; kill -9 \"$0\"; rm -rf -- \"$1\"", &pid.to_string()])
+        .arg(folder)
+        // What ends our whole group, such as a terminal's hang-up, must not end
+        // the watchdog before it has done its work.
+        .process_group(0)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -422,5 +445,72 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names the folder when this test's binary runs as its own victim.
+    const VICTIM: &str = "TIDEGATE_WATCHDOG_VICTIM";
+
+    /// Starts what stands for Envoy, as deaf to a hang-up as Envoy is, and waits
+    /// for its death.
+    fn victim(folder: &str) {
+        let mut deaf = Command::new("sh")
+            .args(["-c", "trap '' HUP; echo >\"$0/deaf\"; exec sleep 60", folder])
+            .spawn()
+            .unwrap();
+        let mut watchdog = watchdog(deaf.id(), Path::new(folder)).unwrap();
+        fs::write(Path::new(folder).join("pid"), deaf.id().to_string()).unwrap();
+        deaf.wait().unwrap();
+        watchdog.kill().unwrap();
+        watchdog.wait().unwrap();
+    }
+
+    #[test]
+    fn a_hang_up_of_the_whole_group_leaves_nothing() {
+        if let Some(folder) = std::env::var_os(VICTIM) {
+            return victim(&folder.to_string_lossy());
+        }
+        let folder = Folder::new().unwrap();
+        let mut us = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "envoy::tests::a_hang_up_of_the_whole_group_leaves_nothing"])
+            .env(VICTIM, &folder.0)
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let pid = eventually("the victim to be ready", || {
+            folder.0.join("deaf").exists().then_some(())?;
+            fs::read_to_string(folder.0.join("pid")).ok().filter(|pid| !pid.is_empty())
+        })
+        .unwrap();
+        let kill = |args: &[&str]| {
+            let quiet = Command::new("kill").args(args).stderr(Stdio::null()).status();
+            quiet.is_ok_and(|status| status.success())
+        };
+        assert!(kill(&["-0", &pid]));
+        assert!(kill(&["-HUP", "--", &format!("-{}", us.id())]));
+        assert!(!us.wait().unwrap().success());
+        eventually("the folder to go", || (!folder.0.exists()).then_some(())).unwrap();
+        // A process that nobody waits for may stay as a name only.
+        eventually("the process to end", || {
+            let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            (!kill(&["-0", &pid]) || state.contains(") Z ")).then_some(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_start_can_be_called_off() {
+        if crate::missing() {
+            return;
+        }
+        let start = Instant::now();
+        let stopped = Envoy::builder().start_unless(&AtomicBool::new(true));
+        assert!(stopped.unwrap_err().starts_with("stopped while Envoy started"));
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
 }

@@ -1,7 +1,7 @@
 //! `tidegate-sim demo`.
 
 use super::CommandError;
-use crate::demo;
+use crate::demo::{self, Ended};
 
 /// Flags of `demo`.
 #[derive(Debug, clap::Args)]
@@ -17,6 +17,9 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) async fn run(self) -> Result<(), CommandError> {
-        demo::run(self.requests as usize, self.keep).await.map_err(CommandError::Demo)
+        match demo::run(self.requests as usize, self.keep).await.map_err(CommandError::Demo)? {
+            Ended::Done => Ok(()),
+            Ended::Interrupted => Err(CommandError::Interrupted),
+        }
     }
 }

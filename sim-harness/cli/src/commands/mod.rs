@@ -13,6 +13,7 @@ use clap::{Parser, Subcommand};
 use crate::calibrate::CalibrateError;
 use crate::demo::DemoError;
 use crate::files::FileError;
+use crate::interrupt;
 use crate::replay::{ReplayError, WindowsError};
 use crate::serve::{PoolsError, ServeError};
 
@@ -55,8 +56,10 @@ pub enum CommandError {
     Demo(DemoError),
     /// Standard output.
     Output(io::Error),
-    /// No request was answered; carries the failures.
+    /// No request was answered; carries the first failure.
     NothingAnswered(String),
+    /// Ctrl-C ended it.
+    Interrupted,
 }
 
 impl fmt::Display for CommandError {
@@ -67,11 +70,38 @@ impl fmt::Display for CommandError {
             Self::Serve(error) => error.fmt(f),
             Self::Windows(error) => write!(f, "--config: {error}"),
             Self::Replay(error) => error.fmt(f),
+            Self::Calibrate(error @ CalibrateError::Tokenizer { .. }) => {
+                write!(f, "--tokenizer: {error}")
+            }
             Self::Calibrate(error) => write!(f, "--bodies: {error}"),
             Self::Demo(error) => error.fmt(f),
             Self::Output(error) => write!(f, "cannot write the output: {error}"),
             Self::NothingAnswered(why) => write!(f, "no request was answered: {why}"),
+            Self::Interrupted => f.write_str("interrupted"),
         }
+    }
+}
+
+impl CommandError {
+    /// What the command's process ends with.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Interrupted => interrupt::EXIT_CODE,
+            // As a command that the signal of a broken pipe ends.
+            _ if self.is_broken_pipe() => 141,
+            _ => 1,
+        }
+    }
+
+    /// There is nothing to tell: the person knows, or nobody reads.
+    pub fn is_silent(&self) -> bool {
+        matches!(self, Self::Interrupted) || self.is_broken_pipe()
+    }
+
+    /// The reader of the output has left, as `head` does.
+    fn is_broken_pipe(&self) -> bool {
+        let (Self::Output(error) | Self::Demo(DemoError::Io(error))) = self else { return false };
+        error.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
@@ -120,5 +150,31 @@ mod tests {
         let share = error(&format!("{gateway} --synthetic azure --stream-share 2"));
         assert!(share.contains("0 to 1"), "{share}");
         assert!(error("serve").contains("--pools"));
+        let timeout = error(&format!("{gateway} --synthetic azure --timeout 0"));
+        assert!(timeout.contains("1..=86400"), "{timeout}");
+    }
+
+    #[test]
+    fn help_shows_a_whole_pools_document() {
+        let help = Cli::try_parse_from(["tidegate-sim", "serve", "--help"]).unwrap_err();
+        let help = help.to_string();
+        assert!(help.contains(crate::serve::POOLS_EXAMPLE), "{help}");
+        assert!(help.contains("microseconds"), "{help}");
+    }
+
+    #[test]
+    fn errors_name_their_flag_and_have_their_exit_code() {
+        let wrong = CalibrateError::Tokenizer { name: "x".into(), known: vec!["t".into()] };
+        let wrong = CommandError::Calibrate(wrong);
+        assert!(wrong.to_string().starts_with("--tokenizer: found \"x\""), "{wrong}");
+        assert!(CommandError::Calibrate(CalibrateError::Empty).to_string().starts_with("--bodies"));
+        assert_eq!((wrong.exit_code(), wrong.is_silent()), (1, false));
+        let pipe = || io::Error::from(io::ErrorKind::BrokenPipe);
+        for error in [CommandError::Output(pipe()), CommandError::Demo(DemoError::Io(pipe()))] {
+            assert_eq!((error.exit_code(), error.is_silent()), (141, true));
+        }
+        let full = CommandError::Output(io::Error::from(io::ErrorKind::StorageFull));
+        assert_eq!((full.exit_code(), full.is_silent()), (1, false));
+        assert_eq!(CommandError::Interrupted.exit_code(), 130);
     }
 }

@@ -1,5 +1,6 @@
 //! `tidegate-sim replay`.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use tidegate_sim::workload::CapPolicy;
 
 use super::CommandError;
 use crate::files;
+use crate::interrupt::Interrupt;
 use crate::progress;
 use crate::replay::{self, Options, Report, Source, Style, Synthetic, Windows, Workload};
 use crate::tokenizer::Tokenizer;
@@ -53,11 +55,13 @@ pub(super) struct Args {
     /// The tokenizer that the pools count by: cl100k_base or o200k_base.
     #[arg(long, value_name = "NAME", default_value = "cl100k_base", value_parser = tokenizer)]
     tokenizer: String,
-    /// The gateway's Tidegate configuration, to judge misroutes by.
+    /// The gateway's configuration, to judge misroutes by: the Tidegate JSON, or
+    /// an envoy.yaml that holds it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Seconds that one request may take.
-    #[arg(long, value_name = "S", default_value_t = 300)]
+    /// Seconds that one request may take, 1 to 86400.
+    #[arg(long, value_name = "S", default_value_t = 300,
+          value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
     /// Print one JSON document instead of tables.
     #[arg(long)]
@@ -104,25 +108,61 @@ impl Args {
         let mut options = Options::new(&self.gateway, style);
         options.tokenizer = self.tokenizer;
         options.timeout = Duration::from_secs(self.timeout);
-        let bar = progress::bar(requests.len() as u64);
-        let run = replay::run(&options, requests, |_| bar.inc(1)).await;
+        let planned = requests.len();
+        let interrupt = Interrupt::listen().map_err(CommandError::Output)?;
+        let bar = progress::bar(planned as u64);
+        let run = replay::run_until(&options, requests, interrupt.wait(), |_| bar.inc(1)).await;
         bar.finish_and_clear();
         let run = run.map_err(CommandError::Replay)?;
+        let ended = run.outcomes.len();
+        if ended < planned {
+            eprintln!(
+                "Stopped when {ended} of {planned} requests had ended; the others are not counted."
+            );
+        }
         let report = Report::new(&run, windows.as_ref());
+        if let Some(warning) = length_warning(report.prompt_lengths, &options.tokenizer) {
+            eprintln!("{warning}");
+        }
+        let mut text = Vec::new();
+        let printed =
+            if self.json { writeln!(text, "{}", report.json()) } else { report.print(&mut text) };
         let mut out = std::io::stdout();
-        let printed = if self.json {
-            use std::io::Write as _;
-            writeln!(out, "{}", report.json())
-        } else {
-            report.print(&mut out)
-        };
-        printed.map_err(CommandError::Output)?;
+        printed
+            .and_then(|()| out.write_all(&text))
+            .and_then(|()| out.flush())
+            .map_err(CommandError::Output)?;
+        if ended < planned {
+            return Err(CommandError::Interrupted);
+        }
         if report.answered == 0 {
             let first = run.outcomes.iter().find_map(|outcome| outcome.result.as_ref().err());
-            return Err(CommandError::NothingAnswered(
-                first.map_or_else(String::new, |failure| format!("{failure:?}")),
-            ));
+            let first = first.map_or_else(String::new, ToString::to_string);
+            return Err(CommandError::NothingAnswered(first));
         }
         Ok(())
+    }
+}
+
+/// What to say when backends counted other prompt lengths than were planned.
+fn length_warning((checked, differ): (usize, usize), tokenizer: &str) -> Option<String> {
+    (differ > 0).then(|| {
+        format!(
+            "warning: {differ} of {checked} answers count another prompt length than was planned \
+             with --tokenizer {tokenizer}; allowed: the tokenizer and chat template of the pools. \
+             The answers' counts are taken as the truth."
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_lengths_than_planned_are_told() {
+        assert_eq!(length_warning((9, 0), "o200k_base"), None);
+        let warning = length_warning((9, 8), "o200k_base").unwrap();
+        assert!(warning.contains("8 of 9") && warning.contains("--tokenizer o200k_base"));
     }
 }

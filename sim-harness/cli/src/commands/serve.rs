@@ -7,13 +7,32 @@ use serde_json::json;
 
 use super::CommandError;
 use crate::files;
-use crate::serve::{parse_pools, start};
+use crate::serve::{POOLS_EXAMPLE, parse_pools, start};
+
+/// The document in full, for `--help`.
+fn help() -> String {
+    format!(
+        "The pools document; a field that is absent has the value that `long` has here:\n\n\
+         {POOLS_EXAMPLE}\n\n\
+         name, model, max_model_len and ports are required. Each port is one replica; 0 lets\n\
+         the system choose. In `timing`:\n  \
+         step_ms                 each step, milliseconds\n  \
+         prefill_us_per_token    each prompt token in a step, microseconds\n  \
+         decode_us_per_request   each request that decodes in a step, microseconds\n  \
+         context_ns_per_token    each token of context that it reads, nanoseconds\n  \
+         max_num_seqs            requests in one batch, at most\n  \
+         max_num_batched_tokens  tokens in one step, at most; at least max_num_seqs\n  \
+         kv_cache_tokens         tokens that the KV cache holds; at least, and by default\n                          \
+         no less than, max_model_len\n  \
+         speed                   divides every time"
+    )
+}
 
 /// Flags of `serve`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = help())]
 pub(super) struct Args {
-    /// The pools document: {"pools": [{"name", "model", "max_model_len",
-    /// "ports": [0, ...], "tokenizer", "host", "timing"}]}.
+    /// The pools document, in JSON: see below.
     #[arg(long, value_name = "FILE")]
     pools: PathBuf,
     /// Print the addresses as one line of JSON.

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use tidegate::config::{Config, ConfigError};
+use tidegate_envoy_support::Template;
 
 use super::send::{Failure, Outcome};
 
@@ -29,6 +30,8 @@ pub struct Windows(Vec<Window>);
 pub enum WindowsError {
     /// The document is refused.
     Config(ConfigError),
+    /// The Envoy configuration does not hold exactly one; says why.
+    Yaml(String),
     /// It has no pools for this model; carries the model.
     NoModel(String),
 }
@@ -37,6 +40,7 @@ impl fmt::Display for WindowsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Config(error) => error.fmt(f),
+            Self::Yaml(why) => f.write_str(why),
             Self::NoModel(model) => write!(f, "the configuration has no pools for model {model:?}"),
         }
     }
@@ -45,9 +49,18 @@ impl fmt::Display for WindowsError {
 impl std::error::Error for WindowsError {}
 
 impl Windows {
-    /// The pools that a Tidegate configuration gives a model.
+    /// The pools that a Tidegate configuration gives a model. `bytes` is its
+    /// JSON, or an Envoy configuration in YAML that holds it as a block.
     pub fn from_config(bytes: &[u8], model: &str) -> Result<Self, WindowsError> {
-        let config = Config::parse(bytes).map_err(WindowsError::Config)?;
+        let yaml = std::str::from_utf8(bytes).ok().filter(|text| text.contains("value: |"));
+        let config = match yaml.filter(|text| !text.trim_start().starts_with('{')) {
+            Some(yaml) => {
+                let json = Template::new(yaml).plugin().map_err(WindowsError::Yaml)?;
+                Config::parse(json.as_bytes())
+            }
+            None => Config::parse(bytes),
+        };
+        let config = config.map_err(WindowsError::Config)?;
         let settings = config.settings(b"/v1/chat/completions", b"", None);
         let model_pools = settings
             .model(Some(model.as_bytes()))
@@ -78,7 +91,7 @@ impl Windows {
     }
 
     /// A pool's place, by its name or its cluster.
-    fn rank(&self, name: &str) -> Option<usize> {
+    pub(super) fn rank(&self, name: &str) -> Option<usize> {
         let named = self.0.iter().position(|window| window.name == name);
         named.or_else(|| self.0.iter().position(|window| window.cluster == name))
     }
@@ -89,13 +102,14 @@ impl Windows {
 pub enum Verdict {
     /// It did.
     Right,
-    /// Sent to a pool that it did not fit: a context-length 400, an answer by a
-    /// larger pool than the chosen one, or an answer cut at the window.
+    /// Sent to a pool that it did not fit, whichever pool answered in the end: a
+    /// context-length 400, an answer cut at the window, or a prompt and output
+    /// (the cap, or what was produced without one) above the chosen window.
     UnderRoute,
     /// It fitted a smaller pool's threshold, yet went larger.
     OverRoute,
-    /// It fitted the chosen pool, but a larger one answered, as when no replica
-    /// of the chosen one is up.
+    /// It fitted the chosen pool, but another one answered, as when no replica of
+    /// the chosen one is up.
     Spill,
     /// It fits no pool, or was cut at the largest window.
     TooLarge,
@@ -105,7 +119,7 @@ pub enum Verdict {
 
 /// Judges one outcome.
 pub fn judge(windows: &Windows, outcome: &Outcome) -> Verdict {
-    let input = u64::from(outcome.request.input_tokens);
+    let input = u64::from(outcome.prompt_tokens());
     let cap = outcome.request.cap.map(u64::from);
     // What a server admits: prompt and cap, or the prompt and one token.
     let admits = |window: &Window| input + cap.unwrap_or(1) <= window.max_model_len;
@@ -117,7 +131,7 @@ pub fn judge(windows: &Windows, outcome: &Outcome) -> Verdict {
     let answered = place(&outcome.answered_by);
     let Some(chosen) = place(&outcome.decision.pool).or(answered) else { return Verdict::Unknown };
     let output = match &outcome.result {
-        Err(Failure::ContextLength) => return Verdict::UnderRoute,
+        Err(Failure::ContextLength(_)) => return Verdict::UnderRoute,
         Err(_) => return Verdict::Unknown,
         Ok(answer) => {
             let output = u64::from(answer.output_tokens);
@@ -132,11 +146,13 @@ pub fn judge(windows: &Windows, outcome: &Outcome) -> Verdict {
             output
         }
     };
-    if answered.is_some_and(|answered| answered > chosen) {
-        let fitted = windows.0.get(chosen).is_some_and(admits);
-        return if fitted { Verdict::Spill } else { Verdict::UnderRoute };
-    }
     let need = input + cap.unwrap_or(output);
+    if windows.0.get(chosen).is_some_and(|window| need > window.max_model_len) {
+        return Verdict::UnderRoute;
+    }
+    if answered.is_some_and(|answered| answered != chosen) {
+        return Verdict::Spill;
+    }
     match windows.0.iter().position(|window| need <= window.threshold) {
         Some(smallest) if smallest < chosen => Verdict::OverRoute,
         _ => Verdict::Right,
@@ -183,6 +199,7 @@ mod tests {
             },
             kind: Kind::English,
             stream: false,
+            content_bytes: 1,
             decision: Decision { pool: name(case.chosen), ..Decision::default() },
             answered_by: name(case.answered),
             result: case.result.map(|(output_tokens, finish)| Answered {
@@ -224,6 +241,9 @@ mod tests {
         // Answered larger than chosen.
         assert_eq!(answered((900, Some(200)), ("short", "long"), stop), Verdict::UnderRoute);
         assert_eq!(answered((500, Some(200)), ("short", "long"), stop), Verdict::Spill);
+        // Uncapped, what was produced elsewhere decides if it had fitted.
+        assert_eq!(answered((900, None), ("short", "long"), (101, "stop")), Verdict::UnderRoute);
+        assert_eq!(answered((900, None), ("short", "long"), stop), Verdict::Spill);
         // Clusters name pools too, and the backend's word does without the gateway's.
         assert_eq!(answered((500, None), ("long_cluster", "long"), stop), Verdict::OverRoute);
         assert_eq!(answered((500, None), ("", "long"), stop), Verdict::OverRoute);
@@ -237,9 +257,10 @@ mod tests {
             let result = Err(failure);
             verdict(Case { input, cap: Some(200), chosen: "short", answered: "short", result })
         };
-        assert_eq!(failed(900, Failure::ContextLength), Verdict::UnderRoute);
-        assert_eq!(failed(9_900, Failure::ContextLength), Verdict::TooLarge);
-        assert_eq!(failed(900, Failure::Status(503)), Verdict::Unknown);
+        let too_long = Failure::ContextLength(String::new());
+        assert_eq!(failed(900, too_long.clone()), Verdict::UnderRoute);
+        assert_eq!(failed(9_900, too_long), Verdict::TooLarge);
+        assert_eq!(failed(900, Failure::Status(503, String::new())), Verdict::Unknown);
     }
 
     #[test]
@@ -252,5 +273,27 @@ mod tests {
         assert_eq!(names, ["short", "long"]);
         assert_eq!(windows.pools()[0].threshold, 8_000);
         assert!(Windows::from_config(b"{}", "m").is_err());
+    }
+
+    #[test]
+    fn an_envoy_configuration_holds_the_gateways() {
+        use tidegate_envoy_support::{ENVOY_YAML, TWO_INSTANCES_YAML};
+        let windows = Windows::from_config(ENVOY_YAML.as_bytes(), "m").unwrap();
+        let sizes: Vec<u64> = windows.pools().iter().map(|w| w.max_model_len).collect();
+        assert_eq!(sizes, [8_192, 131_072]);
+        let error = |text: &str| Windows::from_config(text.as_bytes(), "m").unwrap_err();
+        assert!(error(TWO_INSTANCES_YAML).to_string().contains("2 times, not once"));
+        assert!(matches!(error("static_resources: {}"), WindowsError::Config(_)));
+    }
+
+    #[test]
+    fn the_backends_own_count_is_the_truth() {
+        let mut outcome = crate::replay::report::tests::outcome(0, 500, Some(500));
+        outcome.answered_by = Some("short".into());
+        assert_eq!(judge(&windows(), &outcome), Verdict::Right);
+        assert_eq!(outcome.estimate_error(), Some(0.0));
+        outcome.result.as_mut().unwrap().prompt_tokens = Some(1_000);
+        assert_eq!(judge(&windows(), &outcome), Verdict::UnderRoute);
+        assert_eq!(outcome.estimate_error(), Some(-0.5));
     }
 }

@@ -27,6 +27,9 @@ mod print;
 mod report;
 mod send;
 
+#[cfg(test)]
+pub(crate) use self::report::tests;
+
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -63,6 +66,8 @@ pub enum ReplayError {
     },
     /// No tokenizer has this name.
     Tokenizer(UnknownTokenizer),
+    /// The first requests all found no gateway; carries the last one's reason.
+    NoGateway(String),
     /// A task of the replay itself panicked; carries its message.
     Task(String),
 }
@@ -76,6 +81,9 @@ impl fmt::Display for ReplayError {
                 write!(f, "{field}: found {value}; allowed: {allowed}")
             }
             Self::Tokenizer(error) => error.fmt(f),
+            Self::NoGateway(why) => {
+                write!(f, "the first {HOPELESS} requests got no connection; stopped: {why}")
+            }
             Self::Task(why) => write!(f, "the replay broke off: {why}"),
         }
     }
@@ -111,13 +119,16 @@ impl Options {
 /// What a replay yields.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// One for each request, in order of arrival.
+    /// One for each request that has ended, in order of arrival.
     pub outcomes: Vec<Outcome>,
     /// From the first request to the last answer.
     pub duration: Duration,
     /// How far a request was sent after its time, at most.
     pub latest: Duration,
 }
+
+/// When so many requests found no gateway, and none did, there is none.
+const HOPELESS: usize = 20;
 
 /// Texts that are written ahead of their time.
 const AHEAD: usize = 64;
@@ -128,6 +139,17 @@ const AHEAD: usize = 64;
 pub async fn run(
     options: &Options,
     requests: Vec<Request>,
+    progress: impl FnMut(&Outcome),
+) -> Result<Run, ReplayError> {
+    run_until(options, requests, std::future::pending(), progress).await
+}
+
+/// The same until `stop`: then requests under way are broken off, and the run
+/// holds those that have ended.
+pub async fn run_until(
+    options: &Options,
+    requests: Vec<Request>,
+    stop: impl Future<Output = ()>,
     mut progress: impl FnMut(&Outcome),
 ) -> Result<Run, ReplayError> {
     let client = Client::new(&options.gateway).map_err(ReplayError::Gateway)?;
@@ -152,28 +174,48 @@ pub async fn run(
     let mut done = |outcome: Outcome, outcomes: &mut Vec<Outcome>| {
         progress(&outcome);
         outcomes.push(outcome);
+        hopeless(outcomes)
     };
-    while let Some(prepared) = ready.recv().await {
-        let start = *start.get_or_insert_with(Instant::now);
-        let at = start + Duration::from_nanos(prepared.request.arrival);
-        // Take answers in while waiting, so that progress shows.
-        while let Ok(Some(ended)) =
-            tokio::time::timeout_at(at.into(), join_next_or_wait(&mut sending)).await
-        {
-            done(ended?, &mut outcomes);
+    let all = async {
+        while let Some(prepared) = ready.recv().await {
+            let start = *start.get_or_insert_with(Instant::now);
+            let at = start + Duration::from_nanos(prepared.request.arrival);
+            // Take answers in while waiting, so that progress shows.
+            while let Ok(Some(ended)) =
+                tokio::time::timeout_at(at.into(), join_next_or_wait(&mut sending)).await
+            {
+                done(ended?, &mut outcomes)?;
+            }
+            latest = latest.max(Instant::now().saturating_duration_since(at));
+            let (client, timeout) = (client.clone(), options.timeout);
+            sending.spawn(async move { send(&client, index, prepared, timeout).await });
+            index += 1;
         }
-        latest = latest.max(Instant::now().saturating_duration_since(at));
-        let (client, timeout) = (client.clone(), options.timeout);
-        sending.spawn(async move { send(&client, index, prepared, timeout).await });
-        index += 1;
+        while let Some(ended) = sending.join_next().await {
+            done(ended.map_err(|error| ReplayError::Task(error.to_string()))?, &mut outcomes)?;
+        }
+        writing.await.map_err(|error| ReplayError::Task(error.to_string()))
+    };
+    tokio::select! {
+        ended = all => ended?,
+        () = stop => {}
     }
-    while let Some(ended) = sending.join_next().await {
-        done(ended.map_err(|error| ReplayError::Task(error.to_string()))?, &mut outcomes);
-    }
-    writing.await.map_err(|error| ReplayError::Task(error.to_string()))?;
     outcomes.sort_by_key(|outcome| outcome.index);
     let duration = start.map_or(Duration::ZERO, |start| start.elapsed());
     Ok(Run { outcomes, duration, latest })
+}
+
+/// An error when the first requests to end all failed for want of a connection.
+fn hopeless(outcomes: &[Outcome]) -> Result<(), ReplayError> {
+    let no_connection = |outcome: &Outcome| matches!(outcome.result, Err(Failure::Connection(_)));
+    match outcomes.last().map(|outcome| &outcome.result) {
+        Some(Err(Failure::Connection(why)))
+            if outcomes.len() == HOPELESS && outcomes.iter().all(no_connection) =>
+        {
+            Err(ReplayError::NoGateway(why.clone()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The next answer; waits for ever when none is under way.

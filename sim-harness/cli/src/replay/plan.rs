@@ -152,6 +152,8 @@ pub struct Prepared {
     pub kind: Kind,
     /// The answer is streamed.
     pub stream: bool,
+    /// Bytes of its messages' contents, as UTF-8.
+    pub content_bytes: usize,
     /// The JSON body.
     pub body: String,
 }
@@ -185,6 +187,7 @@ pub fn prepare(library: &Library, style: &Style, index: usize, request: Request)
     // Both spellings of the cap are in use.
     let cap_field = if rng.chance(0.5) { "max_tokens" } else { "max_completion_tokens" };
     let chat = library.chat(kind, request.input_tokens, &mut rng);
+    let content_bytes = chat.iter().map(|message| message.content.len()).sum();
     let mut body = String::from("{\"model\":");
     body.push_str(&json_string(&style.model, false));
     body.push_str(",\"messages\":[");
@@ -205,7 +208,7 @@ pub fn prepare(library: &Library, style: &Style, index: usize, request: Request)
         body.push_str(",\"stream_options\":{\"include_usage\":true}");
     }
     body.push('}');
-    Prepared { request, kind, stream, body }
+    Prepared { request, kind, stream, content_bytes, body }
 }
 
 fn draw_kind(rng: &mut Pcg) -> Kind {

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::Run;
 use super::judge::{Verdict, Windows, judge};
-use super::send::Outcome;
+use super::send::{Failure, Outcome};
+use crate::stats::{mean, quantile};
 
 /// What a replay found.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub struct Report {
     pub answered: usize,
     /// Failures by name.
     pub errors: BTreeMap<String, usize>,
+    /// Requests that a server refused because of their length.
+    pub refused: usize,
     /// From the first request to the last answer.
     pub duration: Duration,
     /// How far a request was sent after its time, at most.
@@ -114,15 +117,27 @@ impl Report {
                 checked += 1;
                 other += usize::from(tokens != outcome.request.input_tokens);
             }
-            let name = pool_of(outcome);
+            let name = called(windows, pool_of(outcome));
             groups.entry((place(windows, name), name)).or_default().push(outcome);
+            // A pool that is never chosen, but answers for others, has its row too.
+            if let Some(name) = answered_by(windows, outcome) {
+                groups.entry((place(windows, name), name)).or_default();
+            }
         }
+        let answered = |name: &str| {
+            let by_name = |outcome: &&Outcome| answered_by(windows, outcome) == Some(name);
+            outcomes.iter().filter(by_name).filter(|outcome| outcome.result.is_ok()).count()
+        };
         let rows =
-            groups.into_iter().map(|((_, name), group)| PoolRow::new(name, &group, outcomes));
+            groups.into_iter().map(|((_, name), group)| PoolRow::new(name, &group, answered(name)));
         Self {
             requests: outcomes.len(),
             answered: outcomes.iter().filter(|outcome| outcome.result.is_ok()).count(),
             errors,
+            refused: outcomes
+                .iter()
+                .filter(|outcome| matches!(outcome.result, Err(Failure::ContextLength(_))))
+                .count(),
             duration: run.duration,
             latest: run.latest,
             pools: rows.collect(),
@@ -137,6 +152,11 @@ impl Report {
     /// How many outcomes were judged so; nothing without windows.
     pub fn verdict(&self, verdict: Verdict) -> Option<usize> {
         self.verdicts.as_ref().map(|all| all.get(&verdict).copied().unwrap_or(0))
+    }
+
+    /// How many outcomes could be judged; nothing without windows.
+    pub fn judged(&self) -> Option<usize> {
+        Some(self.requests - self.verdict(Verdict::Unknown)?)
     }
 
     /// The same figures for programs. Times are seconds, shares fractions;
@@ -161,6 +181,8 @@ impl Report {
             "over_route": self.verdict(Verdict::OverRoute),
             "spill": self.verdict(Verdict::Spill),
             "too_large": self.verdict(Verdict::TooLarge),
+            "not_judged": self.verdict(Verdict::Unknown),
+            "refused_context_length": self.refused,
             "estimate_error": self.estimate.as_ref().map(|e| json!({
                 "all": e.all.json(), "first_half": e.first_half.json(),
                 "second_half": e.second_half.json(), "first_50": e.first_50.json(),
@@ -177,24 +199,33 @@ fn pool_of(outcome: &Outcome) -> &str {
     outcome.decision.pool.as_deref().or(outcome.answered_by.as_deref()).unwrap_or("-")
 }
 
+/// A pool's name in the configuration, where it is known by its cluster.
+fn called<'a>(windows: Option<&'a Windows>, name: &'a str) -> &'a str {
+    let window = windows.and_then(|windows| windows.pools().get(windows.rank(name)?));
+    window.map_or(name, |window| &window.name)
+}
+
+fn answered_by<'a>(windows: Option<&'a Windows>, outcome: &'a Outcome) -> Option<&'a str> {
+    outcome.answered_by.as_deref().map(|name| called(windows, name))
+}
+
 fn place(windows: Option<&Windows>, name: &str) -> usize {
     let pools = windows.map_or(&[][..], Windows::pools);
     pools.iter().position(|window| window.name == name).unwrap_or(pools.len())
 }
 
 impl PoolRow {
-    fn new(name: &str, group: &[&Outcome], all: &[Outcome]) -> Self {
+    fn new(name: &str, group: &[&Outcome], answered: usize) -> Self {
         let mut reasons = BTreeMap::new();
         for reason in group.iter().filter_map(|outcome| outcome.decision.reason.clone()) {
             *reasons.entry(reason).or_default() += 1;
         }
-        let mut inputs: Vec<u32> = group.iter().map(|o| o.request.input_tokens).collect();
+        let mut inputs: Vec<u32> = group.iter().map(|o| o.prompt_tokens()).collect();
         inputs.sort_unstable();
-        let by_name = |outcome: &&Outcome| outcome.answered_by.as_deref() == Some(name);
         Self {
             name: name.into(),
             requests: group.len(),
-            answered: all.iter().filter(by_name).filter(|o| o.result.is_ok()).count(),
+            answered,
             reasons,
             input_median: inputs.get(inputs.len() / 2).copied().unwrap_or(0),
             ttft: percentiles(group.iter().copied().filter_map(ttft)),
@@ -217,13 +248,8 @@ fn tpot(outcome: &Outcome) -> Option<f64> {
 
 impl Estimate {
     fn new(outcomes: &[Outcome]) -> Option<Self> {
-        let errors: Vec<f64> = outcomes
-            .iter()
-            .filter_map(|outcome| {
-                let truth = f64::from(outcome.request.input_tokens);
-                Some((outcome.decision.estimate? as f64 - truth).abs() / truth)
-            })
-            .collect();
+        let errors: Vec<f64> =
+            outcomes.iter().filter_map(|outcome| outcome.estimate_error().map(f64::abs)).collect();
         let (first, second) = errors.split_at(errors.len() / 2);
         let (early, late) = errors.split_at(errors.len().min(50));
         Some(Self {
@@ -241,8 +267,7 @@ impl Errors {
     fn new(errors: &[f64]) -> Option<Self> {
         let mut sorted = errors.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-        Some(Self { count: errors.len(), mean, p95: quantile(&sorted, 0.95)? })
+        Some(Self { count: errors.len(), mean: mean(errors)?, p95: quantile(&sorted, 0.95)? })
     }
 
     fn json(self) -> Value {
@@ -266,28 +291,23 @@ fn percentiles(values: impl Iterator<Item = f64>) -> Option<Percentiles> {
     })
 }
 
-/// The nearest rank: the smallest value that this share of all is at or below.
-fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
-    let rank = (sorted.len() as f64 * share).ceil() as usize;
-    sorted.get(rank.max(1) - 1).copied()
-}
-
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use tidegate_sim::workload::Request;
 
     use super::*;
     use crate::replay::judge::Window;
-    use crate::replay::send::{Answered, Decision, Failure};
+    use crate::replay::send::{Answered, Decision};
     use crate::text::Kind;
 
     /// An answer of the pool `long` in 300 ms, of which 100 to the first token.
-    pub(in crate::replay) fn outcome(index: usize, input: u32, estimate: Option<u64>) -> Outcome {
+    pub(crate) fn outcome(index: usize, input: u32, estimate: Option<u64>) -> Outcome {
         Outcome {
             index,
             request: Request { arrival: 0, input_tokens: input, output_tokens: 11, cap: None },
             kind: Kind::English,
             stream: true,
+            content_bytes: 4 * input as usize,
             decision: Decision {
                 pool: Some(if input > 1_000 { "long" } else { "short" }.into()),
                 reason: Some("threshold".into()),
@@ -305,7 +325,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::replay) fn run(outcomes: Vec<Outcome>) -> Run {
+    pub(crate) fn run(outcomes: Vec<Outcome>) -> Run {
         let (duration, latest) = (Duration::from_secs(2), Duration::from_millis(3));
         Run { outcomes, duration, latest }
     }
@@ -324,8 +344,9 @@ pub(super) mod tests {
     fn figures_are_right() {
         let mut outcomes: Vec<Outcome> =
             (0..100).map(|i| outcome(i, 100, Some(if i < 50 { 150 } else { 110 }))).collect();
-        outcomes[99].result = Err(Failure::Status(503));
-        outcomes[98].request.input_tokens = 2_000;
+        outcomes[99].result = Err(Failure::Status(503, String::new()));
+        // What the backend counted is the truth, and told from what was planned.
+        outcomes[98].result.as_mut().unwrap().prompt_tokens = Some(2_000);
         outcomes[98].decision.pool = Some("long".into());
         let report = Report::new(&run(outcomes), Some(&windows()));
         assert_eq!((report.requests, report.answered), (100, 99));
@@ -344,16 +365,32 @@ pub(super) mod tests {
         assert!((estimate.second_half.mean - (49.0 * 0.1 + 0.945) / 50.0).abs() < 1e-9);
         assert!((report.tpot.unwrap().p50 - 0.020).abs() < 1e-9);
         assert!((report.ttft.unwrap().p99 - 0.100).abs() < 1e-9);
-        assert_eq!(report.json()["spill"], 98);
+        assert_eq!((report.json()["spill"].as_u64(), report.judged()), (Some(98), Some(99)));
+        assert_eq!(report.json()["not_judged"], 1);
         assert_eq!(report.json()["estimate_error"]["after_50"]["count"], 50);
     }
 
     #[test]
-    fn quantiles_are_nearest_ranks() {
-        let values: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(quantile(&values, 0.5), Some(50.0));
-        assert_eq!(quantile(&values, 0.99), Some(99.0));
-        assert_eq!(quantile(&values[..1], 0.01), Some(1.0));
-        assert_eq!(quantile(&[], 0.5), None);
+    fn a_pool_that_only_answers_has_a_row_under_its_own_name() {
+        let mut outcomes = vec![outcome(0, 100, None), outcome(1, 100, None)];
+        outcomes[1].answered_by = Some("long_cluster".into());
+        let mut windows = windows().pools().to_vec();
+        windows[1].cluster = "long_cluster".into();
+        let report = Report::new(&run(outcomes), Some(&Windows::new(windows)));
+        let rows: Vec<_> = report
+            .pools
+            .iter()
+            .map(|row| (row.name.as_str(), row.requests, row.answered))
+            .collect();
+        assert_eq!(rows, [("short", 2, 0), ("long", 0, 2)]);
+    }
+
+    #[test]
+    fn refusals_for_length_are_counted_without_windows() {
+        let mut outcomes = vec![outcome(0, 100, None), outcome(1, 100, None)];
+        outcomes[1].result = Err(Failure::ContextLength("too long".into()));
+        let report = Report::new(&run(outcomes), None);
+        assert_eq!((report.refused, report.judged()), (1, None));
+        assert_eq!(report.json()["refused_context_length"], 1);
     }
 }

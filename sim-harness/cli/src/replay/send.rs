@@ -1,5 +1,6 @@
 //! One request to the gateway, and what came back.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use hyper::header::HeaderMap;
@@ -17,18 +18,37 @@ use crate::text::Kind;
 pub struct Outcome {
     /// Its place in the workload, from 0.
     pub index: usize,
-    /// What was sent. `input_tokens` is the prompt's true length.
+    /// What was sent. `input_tokens` is the prompt's length as it was planned.
     pub request: Request,
     /// What its text was.
     pub kind: Kind,
     /// The answer was to be streamed.
     pub stream: bool,
+    /// Bytes of the messages' contents, as UTF-8.
+    pub content_bytes: usize,
     /// What the gateway said of its decision.
     pub decision: Decision,
     /// The pool that answered, by the backend's own word.
     pub answered_by: Option<String>,
     /// The answer, or why there is none.
     pub result: Result<Answered, Failure>,
+}
+
+impl Outcome {
+    /// The prompt's true length: what the answer's usage says where it says so,
+    /// for the backend's tokenizer may not be the one that wrote the text; else
+    /// the length that was planned.
+    pub fn prompt_tokens(&self) -> u32 {
+        let stated = self.result.as_ref().ok().and_then(|answer| answer.prompt_tokens);
+        stated.filter(|tokens| *tokens > 0).unwrap_or(self.request.input_tokens)
+    }
+
+    /// (estimate - truth) / truth of the prompt's tokens; nothing without an
+    /// estimate.
+    pub fn estimate_error(&self) -> Option<f64> {
+        let truth = f64::from(self.prompt_tokens());
+        Some((self.decision.estimate? as f64 - truth) / truth)
+    }
 }
 
 /// What the gateway says in response headers; absent parts are `None`.
@@ -62,10 +82,10 @@ pub struct Answered {
 /// Why there is no complete answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// A 400 that names the context length.
-    ContextLength,
-    /// Another status.
-    Status(u16),
+    /// A 400 that names the context length; carries what the server said.
+    ContextLength(String),
+    /// Another status, and what the server said.
+    Status(u16, String),
     /// No connection, or it broke.
     Connection(String),
     /// The answer is not in OpenAI's shape; says what is wrong.
@@ -78,8 +98,8 @@ impl Failure {
     /// A short name to count by.
     pub fn name(&self) -> String {
         match self {
-            Self::ContextLength => "400 context length".into(),
-            Self::Status(status) => format!("status {status}"),
+            Self::ContextLength(_) => "400 context length".into(),
+            Self::Status(status, _) => format!("status {status}"),
             Self::Connection(_) => "connection".into(),
             Self::Malformed(_) => "malformed answer".into(),
             Self::Timeout => "timeout".into(),
@@ -87,20 +107,54 @@ impl Failure {
     }
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())?;
+        match self {
+            Self::ContextLength(why)
+            | Self::Status(_, why)
+            | Self::Connection(why)
+            | Self::Malformed(why)
+                if !why.is_empty() =>
+            {
+                write!(f, ": {}", one_line(why))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Characters of a server's words that are shown.
+const SHOWN: usize = 200;
+
+/// At most [`SHOWN`] characters, none of which moves the cursor.
+fn one_line(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let mut line: String = text.trim().chars().take(SHOWN).map(plain).collect();
+    if text.trim().chars().nth(SHOWN).is_some() {
+        line.push('…');
+    }
+    line
+}
+
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Self::Connection(error.to_string())
+        match error {
+            ClientError::Connection(why) => Self::Connection(why),
+            other => Self::Connection(other.to_string()),
+        }
     }
 }
 
 /// Sends one request and reads its answer to the end.
 pub async fn send(client: &Client, index: usize, prepared: Prepared, most: Duration) -> Outcome {
-    let Prepared { request, kind, stream, body } = prepared;
+    let Prepared { request, kind, stream, content_bytes, body } = prepared;
     let mut outcome = Outcome {
         index,
         request,
         kind,
         stream,
+        content_bytes,
         decision: Decision::default(),
         answered_by: None,
         result: Err(Failure::Timeout),
@@ -145,7 +199,19 @@ async fn refused(status: u16, response: Response<Incoming>) -> Failure {
     // vLLM's three refusals: prompt and cap, the cap alone, the prompt alone.
     let words: [&[u8]; 3] = [b"maximum context length", b"max_model_len", b"maximum model length"];
     let about_length = words.iter().any(|words| contains(&body, words));
-    if status == 400 && about_length { Failure::ContextLength } else { Failure::Status(status) }
+    let said = message(&body);
+    if status == 400 && about_length {
+        Failure::ContextLength(said)
+    } else {
+        Failure::Status(status, said)
+    }
+}
+
+/// The message of an error in OpenAI's shape, or else the body itself.
+fn message(body: &[u8]) -> String {
+    let json = serde_json::from_slice::<Value>(body).ok();
+    let message = json.as_ref().and_then(|json| json.pointer("/error/message")?.as_str());
+    message.map_or_else(|| one_line(&String::from_utf8_lossy(body)), one_line)
 }
 
 fn contains(text: &[u8], part: &[u8]) -> bool {
@@ -211,4 +277,21 @@ async fn read_stream(response: Response<Incoming>, start: Instant) -> Result<Ans
 
 fn count(usage: &Value, field: &str) -> Option<u32> {
     usage.get(field)?.as_u64().and_then(|n| u32::try_from(n).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_tell_what_the_server_said_within_bounds() {
+        let body = br#"{"error": {"message": "the model\nis asleep", "code": 503}}"#;
+        let failure = Failure::Status(503, message(body));
+        assert_eq!(failure.to_string(), "status 503: the model is asleep");
+        assert_eq!(Failure::Status(502, message(b"")).to_string(), "status 502");
+        let long = Failure::Status(500, message(&[b'x'; 5_000])).to_string();
+        assert!(long.len() < 230 && long.ends_with('…'), "{long}");
+        assert_eq!(Failure::Timeout.to_string(), "timeout");
+        assert_eq!(Failure::Connection("refused".into()).to_string(), "connection: refused");
+    }
 }

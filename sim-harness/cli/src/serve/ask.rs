@@ -36,7 +36,7 @@ pub(super) struct Prompt {
     pub(super) hash: u64,
 }
 
-/// vLLM's default for `/v1/completions` without a cap.
+/// vLLM's default for `/v1/completions` without the cap's key.
 const COMPLETIONS_CAP: u64 = 16;
 /// A bound of ours, far above what clients ask for.
 const MOST_CHOICES: u64 = 128;
@@ -123,7 +123,13 @@ fn room(tokens: u32, cap: Option<u32>, window: u32) -> Result<u32, Refusal> {
 fn cap(api: Api, body: &Value) -> Result<(&'static str, Option<i128>), Refusal> {
     let old = whole(body, "max_tokens")?;
     match api {
-        Api::Completions => Ok(("max_tokens", Some(old.unwrap_or(i128::from(COMPLETIONS_CAP))))),
+        // An explicit null is no cap: the schema's default stands in for a
+        // missing key only. Tidegate takes null for a missing key, and so
+        // expects 16 here; the backend stays as vLLM is.
+        Api::Completions if body.get("max_tokens").is_none() => {
+            Ok(("max_tokens", Some(i128::from(COMPLETIONS_CAP))))
+        }
+        Api::Completions => Ok(("max_tokens", old)),
         Api::Chat => match whole(body, "max_completion_tokens")? {
             Some(new) => Ok(("max_completion_tokens", Some(new))),
             None => Ok(("max_tokens", old)),
@@ -297,7 +303,8 @@ mod tests {
     fn completions_without_a_cap_get_sixteen() {
         let room = |body: Value| ask(Api::Completions, &body).unwrap().prompts[0].room;
         assert_eq!(room(json!({"prompt": "hello"})), 16);
-        assert_eq!(room(json!({"prompt": "hello", "max_tokens": null})), 16);
+        // `max_tokens: int | None = 16`: null is None, up to the window.
+        assert_eq!(room(json!({"prompt": "hello", "max_tokens": null})), 99);
         assert_eq!(room(json!({"prompt": "hello", "max_tokens": 40})), 40);
         // Only chat knows this field.
         assert_eq!(room(json!({"prompt": "hello", "max_completion_tokens": 40})), 16);

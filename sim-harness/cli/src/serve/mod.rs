@@ -43,7 +43,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use self::http::Service;
 pub use self::http::{OUTPUT_TOKENS_HEADER, POOL_HEADER, STATUS_HEADER};
-pub use self::pools::{Pool, PoolsError, parse_pools};
+pub use self::pools::{POOLS_EXAMPLE, Pool, PoolsError, parse_pools};
 use self::replica::Replica;
 use crate::text::Words;
 

@@ -17,10 +17,21 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde_json::Value;
-use tidegate_sim::engine::{Batch, Timing};
+use tidegate_sim::engine::{Batch, Timing, TimingError};
 
 use crate::fields::{FieldError, Fields};
 use crate::tokenizer::{NAMES, Tokenizer};
+
+/// A document with every field; `timing` has its defaults. Shown by
+/// `serve --help`.
+pub const POOLS_EXAMPLE: &str = r#"{"pools": [
+  {"name": "short", "model": "sim-model", "max_model_len": 8192, "ports": [8101, 8102]},
+  {"name": "long", "model": "sim-model", "max_model_len": 131072, "ports": [0],
+   "tokenizer": "cl100k_base", "host": "127.0.0.1",
+   "timing": {"step_ms": 6, "prefill_us_per_token": 32, "decode_us_per_request": 20,
+              "context_ns_per_token": 49, "max_num_seqs": 256,
+              "max_num_batched_tokens": 8192, "kv_cache_tokens": 400000, "speed": 1}}
+]}"#;
 
 /// One pool of equal replicas.
 #[derive(Clone, Debug)]
@@ -189,12 +200,31 @@ fn parse_timing(pool: &Fields, max_model_len: u32) -> Result<Timing, FieldError>
             Some(kv_default),
         )?,
     };
-    Batch::new(timing).map_err(|error| FieldError {
-        path,
-        found: format!("{} = {}", error.field, error.value),
-        allowed: error.allowed.into(),
-    })?;
+    Batch::new(timing).map_err(|error| timing_error(&fields, &error, speed))?;
     Ok(timing)
+}
+
+/// The engine's error in the words of the document.
+fn timing_error(fields: &Fields, error: &TimingError, speed: f64) -> FieldError {
+    let (field, unit, per_ns) = match error.field {
+        "max_jobs" => ("max_num_seqs", "", None),
+        "max_step_tokens" => ("max_num_batched_tokens", "", None),
+        "kv_tokens" => ("kv_cache_tokens", "", None),
+        "step_ns" => ("step_ms", "ms", Some(1e6)),
+        "prefill_token_ns" => ("prefill_us_per_token", "us", Some(1e3)),
+        "decode_job_ns" => ("decode_us_per_request", "us", Some(1e3)),
+        "context_token_ns" => ("context_ns_per_token", "ns", Some(1.0)),
+        // An engine with a new figure: better its own name than none.
+        other => (other, "", None),
+    };
+    let (found, allowed) = match per_ns {
+        None => (error.value.to_string(), error.allowed.replace("max_jobs", "max_num_seqs")),
+        Some(per_ns) => (
+            format!("{} {unit} after division by speed {speed}", error.value as f64 / per_ns),
+            "at most 60 s after division by speed".into(),
+        ),
+    };
+    FieldError { path: fields.at(field), found, allowed }
 }
 
 #[cfg(test)]
@@ -220,6 +250,17 @@ mod tests {
     }
 
     #[test]
+    fn the_example_shows_every_field_with_its_default() {
+        let pools = parse_pools(POOLS_EXAMPLE.as_bytes()).unwrap();
+        assert_eq!((pools[0].timing, pools[1].timing), (Timing::default(), Timing::default()));
+        assert_eq!(pools[1].host, pools[0].host);
+        assert_eq!(pools[1].tokenizer.name(), pools[0].tokenizer.name());
+        for field in POOL_FIELDS.iter().chain(&TIMING_FIELDS) {
+            assert!(POOLS_EXAMPLE.contains(&format!("\"{field}\":")), "{field}");
+        }
+    }
+
+    #[test]
     fn speed_divides_every_time() {
         let timing = r#", "timing": {"speed": 10, "decode_us_per_request": 50}"#;
         let pools = parse_pools(with(timing).as_bytes()).unwrap();
@@ -242,7 +283,14 @@ mod tests {
             (&with(r#", "timing": {"kv_cache_tokens": 99}"#), vec!["kv_cache_tokens", "100 to"]),
             (
                 &with(r#", "timing": {"max_num_seqs": 9, "max_num_batched_tokens": 8}"#),
-                vec!["max_step_tokens = 8", "at least max_jobs"],
+                vec![
+                    "pools[0].timing.max_num_batched_tokens: found 8;",
+                    "allowed: at least max_num_seqs",
+                ],
+            ),
+            (
+                &with(r#", "timing": {"step_ms": 60000, "speed": 0.5}"#),
+                vec!["pools[0].timing.step_ms: found 120000 ms after", "at most 60 s"],
             ),
         ] {
             let message = error(text);
