@@ -8,7 +8,7 @@ data=../shared/data
 sim="cargo run --quiet --release -p tidegate-sim-cli --"
 export TIDEGATE_PROVE=1 CARGO_TERM_COLOR=never
 
-say() { printf '%s\n' "$*" >>"$out"; }
+say() { printf '%s\n' "$@" >>"$out"; }
 # prove TITLE SHOWN-COMMAND COMMAND...: runs it and keeps what it printed.
 prove() {
   local title=$1 shown=$2
@@ -49,6 +49,5 @@ prove "Native and shipped filter decide alike" \
   "TIDEGATE_PROVE=1 cargo test -p tidegate-wasm-tests --test parity -- --nocapture" \
   lines cargo test -q -p tidegate-wasm-tests --test parity -- --nocapture
 
-keep='.'
-prove "The demo" "make demo" lines $sim demo
+prove "The demo" "tidegate-sim demo" $sim demo
 echo "wrote $out" >&2
