@@ -42,6 +42,7 @@ lint: targets ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --exclude tidegate-envoy --all-targets -- -D warnings
 	cargo clippy --quiet -p tidegate-envoy --target $(WASM_TARGET) -- -D warnings
+	cargo clippy --quiet --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target/fuzz -- -D warnings
 
 .PHONY: wasm
 wasm: targets ## the filter, target/tidegate.wasm

@@ -18,7 +18,7 @@ prove() {
   "$@" >>"$out" 2>&1 || { say "(failed)" '```'; echo "failed: see $out" >&2; exit 1; }
   say '```'
 }
-lines() { "$@" 2>/dev/null | grep -E "$keep"; }
+lines() { "$@" 2>/dev/null | grep -E "$keep" | sed 's/^\.*//'; }
 
 cat >"$out" <<EOF
 # Proof

@@ -41,7 +41,10 @@ impl Pools {
 /// What a replica does is in the request's `x-answer`.
 fn answer(pool: &str, request: &Request) -> Answer {
     match (request.header("x-answer"), pool) {
-        (Some("overflow"), "short") => Answer::json(400, "context length"),
+        (Some("overflow" | "overflow used"), "short") => Answer::json(400, "context length"),
+        (Some("overflow used"), _) => {
+            Answer::json(200, r#"{"usage":{"prompt_tokens":9000,"completion_tokens":16}}"#)
+        }
         (Some("bad"), _) => Answer::json(400, "bad request"),
         (Some("echo"), _) => Answer::echo("websocket"),
         (Some("stream"), _) => {
@@ -122,7 +125,20 @@ fn stats_tags_become_labels() -> Outcome {
     eventually("the histogram's own buckets", || {
         let page = envoy.prometheus().ok()?;
         page.contains(r#"tidegate_estimate_error_bucket{le="300"}"#).then_some(())
-    })
+    })?;
+
+    let named = pools.builder().replace(r#""version": 1,"#, r#""version": 1, "name": "batch","#);
+    let named = named.start()?;
+    chat(10).send(named.port())?;
+    let page = named.prometheus()?;
+    for line in [
+        r#"tidegate_requests{pool="short",instance="batch"} 1"#,
+        r#"tidegate_reason{reason="threshold",instance="batch"} 1"#,
+        r#"tidegate_under_route{instance="batch"} 0"#,
+    ] {
+        assert!(page.contains(line), "no {line} in\n{page}");
+    }
+    Ok(())
 }
 
 #[test]
@@ -323,6 +339,30 @@ fn the_long_pool_answers_what_overflows_the_short_one() -> Outcome {
     Ok(())
 }
 
+/// The answer comes from the long pool either way; only its usage tells whether
+/// the short one was too small or something else was wrong with it.
+#[test]
+fn an_overflow_is_an_under_route_once_the_usage_proves_it() -> Outcome {
+    if missing() {
+        return Ok(());
+    }
+    let pools = Pools::start()?;
+    let envoy = pools.envoy()?;
+    let counts = || -> Result<_, String> {
+        Ok(["under_route", "spill.unclear", "spill.down"]
+            .map(|name| envoy.counter(&format!("wasmcustom.tidegate.{name}")))
+            .into_iter()
+            .collect::<Result<Vec<u64>, String>>()?)
+    };
+    assert_eq!(counts()?, [0, 0, 0]);
+    let send = |kind| chat(10).with("x-answer", kind).send(envoy.port());
+    assert_eq!(send("overflow used")?.header("x-envoy-attempt-count"), Some("2"));
+    assert_eq!(counts()?, [1, 0, 0]);
+    assert_eq!(send("overflow")?.header("x-envoy-attempt-count"), Some("2"));
+    assert_eq!(counts()?, [1, 1, 0]);
+    Ok(())
+}
+
 #[test]
 fn a_bad_request_costs_one_more_attempt_at_most() -> Outcome {
     if missing() {
@@ -459,9 +499,15 @@ fn a_bad_configuration_is_refused_with_a_reason() -> Outcome {
     }
     let pools = Pools::start()?;
     pools.builder().validate()?;
-    let refused = pools.builder().configuration("{nonsense").validate();
-    let reason = refused.err().ok_or("it was accepted")?;
-    assert!(reason.contains("wasm log tidegate"), "the filter says why: {reason}");
+    let zero = ALL_SHORT.replace("100000000}", "0}");
+    for (configuration, why) in [
+        (zero.as_str(), "models[0].pools[0].max_model_len: 0: must be an integer from 1 to"),
+        ("{nonsense", "wasm log tidegate"),
+    ] {
+        let refused = pools.builder().configuration(configuration).validate();
+        let reason = refused.err().ok_or_else(|| format!("{configuration} was accepted"))?;
+        assert!(reason.contains(why), "no {why} in {reason}");
+    }
     Ok(())
 }
 
