@@ -13,6 +13,7 @@
 //! All times are whole nanoseconds from a start that the caller chooses.
 
 pub mod engine;
+pub mod kernels;
 pub mod rng;
 pub mod workload;
 

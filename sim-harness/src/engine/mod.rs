@@ -7,8 +7,10 @@
 //! will implement the same trait.
 
 mod batch;
+mod step;
 
 pub use batch::{Batch, Timing, TimingError};
+pub use step::{Chunk, StepTime, Work};
 
 /// One sequence to produce: one prompt and one choice of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
