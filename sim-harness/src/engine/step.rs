@@ -46,4 +46,33 @@ pub trait StepTime {
     /// Nanoseconds from the start of the step to the start of the next one on a
     /// busy replica. At least 1. The same work takes the same time.
     fn step(&self, work: &Work<'_>) -> u64;
+
+    /// A step that data-parallel ranks take together, each with its own work
+    /// (that of an idle rank is empty): none starts the next one before all have
+    /// ended. By default the slowest rank's time.
+    fn together(&self, ranks: &[Work<'_>]) -> u64 {
+        let busy = ranks.iter().filter(|work| work.tokens() > 0);
+        busy.map(|work| self.step(work)).max().unwrap_or(1)
+    }
+}
+
+/// A borrowed model is a model: replicas may share one.
+impl<T: StepTime + ?Sized> StepTime for &T {
+    fn step(&self, work: &Work<'_>) -> u64 {
+        (**self).step(work)
+    }
+
+    fn together(&self, ranks: &[Work<'_>]) -> u64 {
+        (**self).together(ranks)
+    }
+}
+
+impl<T: StepTime + ?Sized> StepTime for Box<T> {
+    fn step(&self, work: &Work<'_>) -> u64 {
+        (**self).step(work)
+    }
+
+    fn together(&self, ranks: &[Work<'_>]) -> u64 {
+        (**self).together(ranks)
+    }
 }

@@ -24,6 +24,9 @@ fn help() -> String {
          max_num_batched_tokens  tokens in one step, at most; at least max_num_seqs\n  \
          kv_cache_tokens         tokens that the KV cache holds; at least, and by default\n                          \
          no less than, max_model_len\n  \
+         block_size              tokens of one KV block\n  \
+         enable_prefix_caching   keep KV blocks for later prompts with the same start\n  \
+         async_scheduling        compose a step while the one before it runs\n  \
          speed                   divides every time"
     )
 }

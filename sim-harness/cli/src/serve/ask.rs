@@ -34,6 +34,8 @@ pub(super) struct Prompt {
     pub(super) room: u32,
     /// Names the prompt: equal prompts want equal answers.
     pub(super) hash: u64,
+    /// Names its full KV blocks: see [`Counter`].
+    pub(super) blocks: Vec<u64>,
 }
 
 /// vLLM's default for `/v1/completions` without the cap's key.
@@ -63,7 +65,7 @@ pub(super) fn read(api: Api, body: &[u8], pool: &Pool) -> Result<Ask, Refusal> {
     let continuous = options.map(|o| boolean(o, "continuous_usage_stats")).transpose()?.flatten();
     let n = whole(&body, "n")?.unwrap_or(1);
     let (cap_field, cap) = cap(api, &body)?;
-    let texts = prompts(api, &body, pool.tokenizer)?;
+    let texts = prompts(api, &body, pool)?;
     if let Some(model) = body.get("model").and_then(Value::as_str).filter(|m| !m.is_empty())
         && model != pool.model
     {
@@ -88,9 +90,10 @@ pub(super) fn read(api: Api, body: &[u8], pool: &Pool) -> Result<Ask, Refusal> {
         },
     };
     let mut checked = Vec::with_capacity(texts.len());
-    for (tokens, hash) in texts {
+    for (counter, hash) in texts {
+        let Counter { tokens, blocks, .. } = counter;
         let room = room(tokens, cap, pool.max_model_len)?;
-        checked.push(Prompt { tokens, room, hash });
+        checked.push(Prompt { tokens, room, hash, blocks });
     }
     Ok(Ask {
         api,
@@ -137,23 +140,79 @@ fn cap(api: Api, body: &Value) -> Result<(&'static str, Option<i128>), Refusal> 
     }
 }
 
-/// The prompts' token counts and hashes.
-fn prompts(api: Api, body: &Value, tokenizer: Tokenizer) -> Result<Vec<(u32, u64)>, Refusal> {
+/// Counts a prompt's tokens, and names its full KV blocks: each by a hash of its
+/// tokens and of all before them, so that prompts share the names of what they
+/// have in common.
+#[derive(Clone, Debug)]
+struct Counter {
+    tokenizer: Tokenizer,
+    block_size: u32,
+    tokens: u32,
+    chain: u64,
+    blocks: Vec<u64>,
+}
+
+impl Counter {
+    fn new(pool: &Pool) -> Self {
+        Self {
+            tokenizer: pool.tokenizer,
+            block_size: pool.engine.block_size,
+            tokens: 0,
+            chain: FNV_START,
+            blocks: Vec::new(),
+        }
+    }
+
+    fn token(&mut self, token: u64) {
+        self.chain = fnv(self.chain, &token.to_le_bytes());
+        self.tokens = self.tokens.saturating_add(1);
+        if self.tokens.is_multiple_of(self.block_size) {
+            self.blocks.push(self.chain);
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        for token in self.tokenizer.encode(text) {
+            self.token(token.into());
+        }
+    }
+
+    /// Tokens of the chat template, no vocabulary has them.
+    fn template(&mut self, tokens: u32) {
+        for token in 0..tokens {
+            self.token(u64::from(token) | 1 << 32);
+        }
+    }
+}
+
+/// The prompts, counted, and their hashes.
+fn prompts(api: Api, body: &Value, pool: &Pool) -> Result<Vec<(Counter, u64)>, Refusal> {
     let field = if api == Api::Chat { "messages" } else { "prompt" };
     let missing = || Refusal::invalid("missing", field, "Field required");
     let value = body.get(field).filter(|v| !v.is_null()).ok_or_else(missing)?;
     let wrong = |why: &str| Refusal::invalid("list_type", field, why);
+    let mut counter = Counter::new(pool);
     if api == Api::Chat {
         let messages = value.as_array().ok_or_else(|| wrong("Input should be a valid list"))?;
-        return chat(messages, body.get("tools"), tokenizer).map(|prompt| vec![prompt]);
+        let hash = chat(messages, body.get("tools"), &mut counter)?;
+        return Ok(vec![(counter, hash)]);
     }
-    let one = |value: &Value| match value {
-        Value::String(text) => Some((tokenizer.count(text), hash(text))),
-        // Token ids: one each.
-        Value::Array(ids) if ids.iter().all(Value::is_u64) => {
-            Some((u32::try_from(ids.len()).ok()?, hash(&value.to_string())))
+    let one = |value: &Value| {
+        let mut counter = counter.clone();
+        match value {
+            Value::String(text) => {
+                counter.text(text);
+                Some((counter, hash(text)))
+            }
+            // Token ids: one each.
+            Value::Array(ids) => {
+                for id in ids {
+                    counter.token(id.as_u64()?);
+                }
+                Some((counter, hash(&value.to_string())))
+            }
+            _ => None,
         }
-        _ => None,
     };
     if let Some(prompt) = one(value) {
         return Ok(vec![prompt]);
@@ -165,12 +224,13 @@ fn prompts(api: Api, body: &Value, tokenizer: Tokenizer) -> Result<Vec<(u32, u64
     }
 }
 
-fn chat(
-    messages: &[Value],
-    tools: Option<&Value>,
-    tokenizer: Tokenizer,
-) -> Result<(u32, u64), Refusal> {
-    let mut tokens = TOKENS_PER_ANSWER;
+/// Counts a chat's tokens; gives the hash of its contents.
+fn chat(messages: &[Value], tools: Option<&Value>, counter: &mut Counter) -> Result<u64, Refusal> {
+    // The template writes tools as JSON before the messages; how exactly
+    // differs by model.
+    if let Some(tools) = tools.filter(|tools| !tools.is_null()) {
+        counter.text(&tools.to_string());
+    }
     let mut all = String::new();
     for message in messages {
         let Some(role) = message.get("role").and_then(Value::as_str) else {
@@ -189,23 +249,20 @@ fn chat(
                 return Err(Refusal::invalid("string_type", "messages", why));
             }
         };
-        tokens = tokens
-            .saturating_add(TOKENS_PER_MESSAGE)
-            .saturating_add(tokenizer.count(role))
-            .saturating_add(tokenizer.count(&content));
+        counter.template(TOKENS_PER_MESSAGE);
+        counter.text(role);
+        counter.text(&content);
         if let Some(name) = message.get("name").and_then(Value::as_str) {
-            tokens = tokens.saturating_add(1 + tokenizer.count(name));
+            counter.template(1);
+            counter.text(name);
         }
         if let Some(calls) = message.get("tool_calls").filter(|calls| !calls.is_null()) {
-            tokens = tokens.saturating_add(tokenizer.count(&calls.to_string()));
+            counter.text(&calls.to_string());
         }
         all.push_str(&content);
     }
-    // The template writes tools as JSON; how exactly differs by model.
-    if let Some(tools) = tools.filter(|tools| !tools.is_null()) {
-        tokens = tokens.saturating_add(tokenizer.count(&tools.to_string()));
-    }
-    Ok((tokens, hash(&all)))
+    counter.template(TOKENS_PER_ANSWER);
+    Ok(hash(&all))
 }
 
 fn boolean(body: &Value, field: &str) -> Result<Option<bool>, Refusal> {
@@ -237,11 +294,16 @@ fn whole(body: &Value, field: &str) -> Result<Option<i128>, Refusal> {
     }
 }
 
-/// FNV-1a. Only to tell prompts apart.
+/// Only to tell prompts apart.
 fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    fnv(FNV_START, text.as_bytes())
+}
+
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a, continued.
+fn fnv(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]
@@ -356,6 +418,20 @@ mod tests {
         let parts = json!([{"type": "text", "text": "hello"}, {"type": "text", "text": "hello"}]);
         assert_eq!(tokens(json!([{"role": "user", "content": parts}])), 3 + 4 + 3);
         assert_eq!(tokens(json!([{"role": "assistant", "content": null}])), 3 + 4);
+    }
+
+    #[test]
+    fn prompts_share_the_names_of_what_they_have_in_common() {
+        let blocks = |prompt: Vec<u32>| {
+            ask(Api::Completions, &json!({"prompt": prompt})).unwrap().prompts[0].blocks.clone()
+        };
+        let (one, two) = (blocks((0..40).collect()), blocks((0..20).chain(30..50).collect()));
+        assert_eq!((one.len(), two.len()), (2, 2), "40 tokens are two full blocks of 16");
+        assert_eq!(one[0], two[0]);
+        assert_ne!(one[1], two[1]);
+        // The same tokens later are other blocks.
+        let twice = blocks((0..16).chain(0..16).collect());
+        assert_ne!(twice[0], twice[1]);
     }
 
     #[test]

@@ -101,14 +101,13 @@ impl Service {
         let ask = tokio::task::spawn_blocking(move || read(api, &body, &pool))
             .await
             .map_err(|_| Refusal::induced(500))??;
-        let wanted = wanted(&ask, output);
+        let outputs = self.replica.submit(&wanted(&ask, output));
         let count = self.requests.fetch_add(1, Ordering::Relaxed);
         let id = parts.headers.get("x-request-id").and_then(|v| v.to_str().ok());
         let id = id.map_or_else(|| format!("{count:032x}"), str::to_owned);
         let stream = ask.stream;
         let model = &self.replica.pool.model;
         let answer = Answer::new(ask, Arc::clone(&self.words), &id, model, unix_seconds());
-        let outputs = self.replica.submit(&wanted);
         if stream {
             let body = Payload::events(answer, outputs);
             return Ok(respond(StatusCode::OK, "text/event-stream; charset=utf-8", body));
@@ -128,13 +127,17 @@ impl Service {
 }
 
 /// One sequence a choice, cut at the cap and at the window.
-fn wanted(ask: &Ask, output: Option<u32>) -> Vec<Wanted> {
+fn wanted(ask: &Ask, output: Option<u32>) -> Vec<Wanted<'_>> {
     let each = ask.prompts.iter().flat_map(|prompt| {
         let drawn = || 1 + Pcg::new(prompt.hash, 0).below(LONGEST_DRAWN);
         let output = output.unwrap_or_else(drawn);
         let finish = if output > prompt.room { Finish::Length } else { Finish::Stop };
-        let wanted =
-            Wanted { prompt_tokens: prompt.tokens, output_tokens: output.min(prompt.room), finish };
+        let wanted = Wanted {
+            prompt_tokens: prompt.tokens,
+            output_tokens: output.min(prompt.room),
+            blocks: &prompt.blocks,
+            finish,
+        };
         std::iter::repeat_n(wanted, ask.n as usize)
     });
     each.collect()

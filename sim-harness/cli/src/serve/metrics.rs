@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use tidegate_sim::SECOND;
-use tidegate_sim::engine::Load;
+use tidegate_sim::engine::{Counts, Load};
 
 use super::pools::Pool;
 
@@ -137,7 +137,7 @@ impl Metrics {
     }
 
     /// The text that Prometheus scrapes.
-    pub(super) fn text(&self, pool: &Pool, load: Load) -> String {
+    pub(super) fn text(&self, pool: &Pool, load: Load, counts: Counts) -> String {
         let mut out = String::new();
         let labels = format!("engine=\"0\",model_name=\"{}\"", escape(&pool.model));
         let mut one = |name: &str, kind: &str, help: &str, rows: &[(&str, f64)]| {
@@ -152,9 +152,15 @@ impl Metrics {
         one("num_requests_running", gauge, "Requests in the batch.", &[("", running)]);
         let waiting = load.waiting as f64;
         one("num_requests_waiting", gauge, "Requests that wait.", &[("", waiting)]);
-        let usage = load.kv_used as f64 / load.kv_capacity.max(1) as f64;
+        let usage = load.kv_usage();
         one("kv_cache_usage_perc", gauge, "KV cache in use, 1 is full.", &[("", usage)]);
-        one("num_preemptions_total", counter, "Preempted requests.", &[("", 0.0)]);
+        for (name, help, value) in [
+            ("num_preemptions_total", "Preempted requests.", counts.preemptions),
+            ("prefix_cache_queries_total", "Tokens looked up in the cache.", counts.prefix_queries),
+            ("prefix_cache_hits_total", "Tokens found in the cache.", counts.prefix_hits),
+        ] {
+            one(name, counter, help, &[("", value as f64)]);
+        }
         let prompt = self.prompt_tokens as f64;
         one("prompt_tokens_total", counter, "Prefilled tokens.", &[("", prompt)]);
         let generation = self.generation_tokens as f64;

@@ -52,8 +52,9 @@ use crate::text::Words;
 pub enum ServeError {
     /// A port could not be taken.
     Listen(SocketAddr, io::Error),
-    /// A pool's timing is out of range; carries the pool and the figure.
-    Timing(String, tidegate_sim::engine::TimingError),
+    /// A pool's engine has a setting out of range; carries the pool and the
+    /// setting.
+    Engine(String, tidegate_sim::engine::ConfigError),
     /// No such replica; carries what was asked for and what there is.
     NoReplica {
         /// What was asked for.
@@ -67,7 +68,7 @@ impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Listen(address, error) => write!(f, "cannot listen on {address}: {error}"),
-            Self::Timing(pool, error) => write!(f, "pool {pool}: timing: {error}"),
+            Self::Engine(pool, error) => write!(f, "pool {pool}: {error}"),
             Self::NoReplica { asked, known } => write!(f, "no replica {asked}; there are: {known}"),
         }
     }
@@ -209,7 +210,7 @@ async fn launch(
     let listener = TcpListener::bind(wanted).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let replica = Replica::new(Arc::clone(pool))
-        .map_err(|error| ServeError::Timing(pool.name.clone(), error))?;
+        .map_err(|error| ServeError::Engine(pool.name.clone(), error))?;
     let service = Arc::new(Service {
         replica: Arc::clone(&replica),
         words: Arc::clone(words),

@@ -17,7 +17,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde_json::Value;
-use tidegate_sim::engine::{Batch, Timing, TimingError};
+use tidegate_sim::engine::{Config, Linear};
 
 use crate::fields::{FieldError, Fields};
 use crate::tokenizer::{NAMES, Tokenizer};
@@ -30,7 +30,8 @@ pub const POOLS_EXAMPLE: &str = r#"{"pools": [
    "tokenizer": "cl100k_base", "host": "127.0.0.1",
    "timing": {"step_ms": 6, "prefill_us_per_token": 32, "decode_us_per_request": 20,
               "context_ns_per_token": 49, "max_num_seqs": 256,
-              "max_num_batched_tokens": 8192, "kv_cache_tokens": 400000, "speed": 1}}
+              "max_num_batched_tokens": 8192, "kv_cache_tokens": 400000, "block_size": 16,
+              "enable_prefix_caching": true, "async_scheduling": true, "speed": 1}}
 ]}"#;
 
 /// One pool of equal replicas.
@@ -49,7 +50,9 @@ pub struct Pool {
     /// A port for each replica; 0 lets the system choose.
     pub ports: Vec<u16>,
     /// How long its steps take.
-    pub timing: Timing,
+    pub step: Linear,
+    /// How it schedules them.
+    pub engine: Config,
 }
 
 /// What is wrong with a pools document.
@@ -147,8 +150,10 @@ fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
             }
         })?);
     }
+    let (step, engine) = parse_timing(&fields, max_model_len)?;
     Ok(Pool {
-        timing: parse_timing(&fields, max_model_len)?,
+        step,
+        engine,
         name: name.into(),
         model: fields.text("model")?.into(),
         tokenizer,
@@ -158,7 +163,7 @@ fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
     })
 }
 
-const TIMING_FIELDS: [&str; 8] = [
+const TIMING_FIELDS: [&str; 11] = [
     "step_ms",
     "prefill_us_per_token",
     "decode_us_per_request",
@@ -166,11 +171,17 @@ const TIMING_FIELDS: [&str; 8] = [
     "max_num_seqs",
     "max_num_batched_tokens",
     "kv_cache_tokens",
+    "block_size",
+    "enable_prefix_caching",
+    "async_scheduling",
     "speed",
 ];
 
-fn parse_timing(pool: &Fields, max_model_len: u32) -> Result<Timing, FieldError> {
-    let default = Timing::default();
+/// Tokens that the KV cache holds unless the document says otherwise.
+const KV_CACHE_TOKENS: u64 = 400_000;
+
+fn parse_timing(pool: &Fields, max_model_len: u32) -> Result<(Linear, Config), FieldError> {
+    let default = Linear::default();
     let empty = Value::Object(serde_json::Map::new());
     let path = pool.at("timing");
     let fields = Fields::new(&path, pool.get("timing").unwrap_or(&empty), &TIMING_FIELDS)?;
@@ -178,53 +189,64 @@ fn parse_timing(pool: &Fields, max_model_len: u32) -> Result<Timing, FieldError>
     let speed = fields.number("speed", 0.001..=1e6, 1.0)?;
     let time = |field: &str, unit: f64, default_ns: u64| -> Result<u64, FieldError> {
         let value = fields.number(field, 0.0..=60_000.0, default_ns as f64 / unit)?;
-        Ok((value * unit / speed) as u64)
+        let time = (value * unit / speed) as u64;
+        if time > 60_000_000_000 {
+            let found = format!("{} s after division by speed {speed}", time as f64 / 1e9);
+            let allowed = "at most 60 s after division by speed".into();
+            return Err(FieldError { path: fields.at(field), found, allowed });
+        }
+        Ok(time)
     };
-    let kv_default = default.kv_tokens.max(u64::from(max_model_len));
-    let timing = Timing {
+    let step = Linear {
         step_ns: time("step_ms", 1e6, default.step_ns)?.max(1),
         prefill_token_ns: time("prefill_us_per_token", 1e3, default.prefill_token_ns)?,
-        decode_job_ns: time("decode_us_per_request", 1e3, default.decode_job_ns)?,
+        decode_sequence_ns: time("decode_us_per_request", 1e3, default.decode_sequence_ns)?,
         context_token_ns: time("context_ns_per_token", 1.0, default.context_token_ns)?,
-        max_jobs: fields.whole("max_num_seqs", 1..=100_000, Some(default.max_jobs as u64))?
-            as usize,
-        max_step_tokens: fields.whole(
-            "max_num_batched_tokens",
-            1..=u64::from(u32::MAX),
-            Some(u64::from(default.max_step_tokens)),
-        )? as u32,
-        // As vLLM at its start: one sequence of the window must fit.
-        kv_tokens: fields.whole(
-            "kv_cache_tokens",
-            u64::from(max_model_len)..=u64::from(u32::MAX),
-            Some(kv_default),
-        )?,
     };
-    Batch::new(timing).map_err(|error| timing_error(&fields, &error, speed))?;
-    Ok(timing)
+    Ok((step, parse_engine(&fields, max_model_len)?))
 }
 
-/// The engine's error in the words of the document.
-fn timing_error(fields: &Fields, error: &TimingError, speed: f64) -> FieldError {
-    let (field, unit, per_ns) = match error.field {
-        "max_jobs" => ("max_num_seqs", "", None),
-        "max_step_tokens" => ("max_num_batched_tokens", "", None),
-        "kv_tokens" => ("kv_cache_tokens", "", None),
-        "step_ns" => ("step_ms", "ms", Some(1e6)),
-        "prefill_token_ns" => ("prefill_us_per_token", "us", Some(1e3)),
-        "decode_job_ns" => ("decode_us_per_request", "us", Some(1e3)),
-        "context_token_ns" => ("context_ns_per_token", "ns", Some(1.0)),
-        // An engine with a new figure: better its own name than none.
-        other => (other, "", None),
+fn parse_engine(fields: &Fields, max_model_len: u32) -> Result<Config, FieldError> {
+    let default = Config::default();
+    let whole = |field: &str, least: u32, default: u32| -> Result<u32, FieldError> {
+        let range = u64::from(least)..=u64::from(u32::MAX);
+        Ok(fields.whole(field, range, Some(default.into()))? as u32)
     };
-    let (found, allowed) = match per_ns {
-        None => (error.value.to_string(), error.allowed.replace("max_jobs", "max_num_seqs")),
-        Some(per_ns) => (
-            format!("{} {unit} after division by speed {speed}", error.value as f64 / per_ns),
-            "at most 60 s after division by speed".into(),
-        ),
+    let switch = |field: &str, default: bool| match fields.get(field) {
+        None => Ok(default),
+        Some(value) => value.as_bool().ok_or_else(|| fields.wrong(field, "true or false")),
     };
-    FieldError { path: fields.at(field), found, allowed }
+    let max_num_seqs =
+        fields.whole("max_num_seqs", 1..=100_000, Some(default.max_num_seqs.into()))? as u32;
+    let max_num_batched_tokens =
+        whole("max_num_batched_tokens", 1, default.max_num_batched_tokens)?;
+    // As vLLM at its start.
+    if max_num_batched_tokens < max_num_seqs {
+        let allowed = format!("at least max_num_seqs, {max_num_seqs}");
+        let found = max_num_batched_tokens.to_string();
+        return Err(FieldError { path: fields.at("max_num_batched_tokens"), found, allowed });
+    }
+    let block_size = fields.whole("block_size", 1..=1_024, Some(default.block_size.into()))? as u32;
+    // As vLLM at its start: one sequence of the window must fit.
+    let least = u64::from(max_model_len);
+    let kv_tokens = fields.whole(
+        "kv_cache_tokens",
+        least..=u64::from(u32::MAX),
+        Some(KV_CACHE_TOKENS.max(least)),
+    )?;
+    Ok(Config {
+        max_num_seqs,
+        max_num_batched_tokens,
+        block_size,
+        prefix_id_tokens: block_size,
+        // vLLM keeps one block for itself.
+        num_gpu_blocks: kv_tokens.div_ceil(block_size.into()) as u32 + 1,
+        max_model_len,
+        enable_prefix_caching: switch("enable_prefix_caching", true)?,
+        async_scheduling: switch("async_scheduling", true)?,
+        every_token: true,
+        ..default
+    })
 }
 
 #[cfg(test)]
@@ -245,14 +267,18 @@ mod tests {
     fn defaults_fill_what_is_absent() {
         let pools = parse_pools(with("").as_bytes()).unwrap();
         assert_eq!(pools[0].tokenizer.name(), "cl100k_base");
-        assert_eq!(pools[0].timing, Timing::default());
+        assert_eq!(pools[0].step, Linear::default());
+        assert_eq!((pools[0].engine.num_gpu_blocks, pools[0].engine.max_model_len), (25_001, 100));
+        assert_eq!(pools[0].engine.check(), Ok(()));
         assert!(pools[0].host.is_loopback());
     }
 
     #[test]
     fn the_example_shows_every_field_with_its_default() {
         let pools = parse_pools(POOLS_EXAMPLE.as_bytes()).unwrap();
-        assert_eq!((pools[0].timing, pools[1].timing), (Timing::default(), Timing::default()));
+        assert_eq!((pools[0].step, pools[1].step), (Linear::default(), Linear::default()));
+        let engine = Config { max_model_len: 131_072, ..pools[0].engine.clone() };
+        assert_eq!(pools[1].engine, engine);
         assert_eq!(pools[1].host, pools[0].host);
         assert_eq!(pools[1].tokenizer.name(), pools[0].tokenizer.name());
         for field in POOL_FIELDS.iter().chain(&TIMING_FIELDS) {
@@ -264,9 +290,9 @@ mod tests {
     fn speed_divides_every_time() {
         let timing = r#", "timing": {"speed": 10, "decode_us_per_request": 50}"#;
         let pools = parse_pools(with(timing).as_bytes()).unwrap();
-        assert_eq!(pools[0].timing.step_ns, 600_000);
-        assert_eq!(pools[0].timing.decode_job_ns, 5_000);
-        assert_eq!(pools[0].timing.max_jobs, 256);
+        assert_eq!(pools[0].step.step_ns, 600_000);
+        assert_eq!(pools[0].step.decode_sequence_ns, 5_000);
+        assert_eq!(pools[0].engine.max_num_seqs, 256);
     }
 
     #[test]
@@ -281,6 +307,7 @@ mod tests {
             (&with(r#", "timing": {"step": 1}"#), vec!["pools[0].timing.step", "step_ms"]),
             (&with(r#", "timing": {"step_ms": -1}"#), vec!["timing.step_ms", "-1", "0 to 60000"]),
             (&with(r#", "timing": {"kv_cache_tokens": 99}"#), vec!["kv_cache_tokens", "100 to"]),
+            (&with(r#", "timing": {"async_scheduling": 1}"#), vec!["async_scheduling", "true or"]),
             (
                 &with(r#", "timing": {"max_num_seqs": 9, "max_num_batched_tokens": 8}"#),
                 vec![
@@ -290,7 +317,7 @@ mod tests {
             ),
             (
                 &with(r#", "timing": {"step_ms": 60000, "speed": 0.5}"#),
-                vec!["pools[0].timing.step_ms: found 120000 ms after", "at most 60 s"],
+                vec!["pools[0].timing.step_ms: found 120 s after", "at most 60 s"],
             ),
         ] {
             let message = error(text);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_sim::engine::{Batch, Engine, Event, Job, JobId, TimingError};
+use tidegate_sim::engine::{self, ConfigError, Engine, Event, Job, JobId, What};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -45,9 +45,11 @@ pub(super) struct Output {
 
 /// One sequence to produce.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct Wanted<'a> {
     pub(super) prompt_tokens: u32,
     pub(super) output_tokens: u32,
+    /// Names of the prompt's full KV blocks.
+    pub(super) blocks: &'a [u64],
     pub(super) finish: Finish,
 }
 
@@ -66,9 +68,9 @@ impl Drop for Outputs {
 }
 
 impl Replica {
-    pub(super) fn new(pool: Arc<Pool>) -> Result<Arc<Self>, TimingError> {
+    pub(super) fn new(pool: Arc<Pool>) -> Result<Arc<Self>, ConfigError> {
         let state = State {
-            engine: Box::new(Batch::new(pool.timing)?),
+            engine: Box::new(engine::Replica::new(pool.engine.clone(), pool.step)?),
             open: BTreeMap::new(),
             metrics: Metrics::new(),
             events: Vec::new(),
@@ -110,14 +112,17 @@ impl Replica {
     }
 
     /// Takes a request's sequences; their index is the choice.
-    pub(super) fn submit(self: &Arc<Self>, wanted: &[Wanted]) -> Outputs {
+    pub(super) fn submit(self: &Arc<Self>, wanted: &[Wanted<'_>]) -> Outputs {
         let (to, receiver) = unbounded_channel();
         let (now, mut state) = self.current();
         let mut jobs = Vec::with_capacity(wanted.len());
         for (choice, wanted) in wanted.iter().enumerate() {
-            let job =
-                Job { prompt_tokens: wanted.prompt_tokens, output_tokens: wanted.output_tokens };
-            let id = state.engine.submit(now, job);
+            let job = Job {
+                prefix: wanted.blocks,
+                ..Job::new(wanted.prompt_tokens, wanted.output_tokens)
+            };
+            // The request was checked against the window: nothing is too long.
+            let Ok(id) = state.engine.submit(now, &job) else { continue };
             let life = Life {
                 prompt_tokens: wanted.prompt_tokens,
                 produced: 0,
@@ -148,7 +153,7 @@ impl Replica {
 
     pub(super) fn metrics_text(&self) -> String {
         let (_, state) = self.current();
-        state.metrics.text(&self.pool, state.engine.load())
+        state.metrics.text(&self.pool, state.engine.load(), state.engine.counts())
     }
 }
 
@@ -163,14 +168,15 @@ impl State {
     }
 
     fn pass_on(&mut self, event: Event) {
+        let What::Token { nth, last } = event.what else { return };
         let Some(open) = self.open.get_mut(&event.job) else { return };
         self.metrics.token(&open.life, event.at);
-        open.life.produced = event.token;
+        open.life.produced = nth;
         open.life.last = event.at;
-        let finish = event.last.then_some(open.life.finish);
+        let finish = last.then_some(open.life.finish);
         // A receiver that is gone aborts by itself.
-        let _ = open.to.send(Output { choice: open.choice, token: event.token, finish });
-        if event.last {
+        let _ = open.to.send(Output { choice: open.choice, token: nth, finish });
+        if last {
             self.metrics.ended(&open.life, event.at);
             self.open.remove(&event.job);
         }
