@@ -173,7 +173,8 @@ fn run(config: &Config, by_priority: bool, ops: &[Op]) -> Result<(), TestCaseErr
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 2_000,
+        // PROPTEST_CASES asks for more.
+        cases: ProptestConfig::default().cases.max(2_000),
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

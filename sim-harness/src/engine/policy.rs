@@ -68,14 +68,10 @@ impl Policy for Priority {
     }
 
     fn victim(&self, running: &mut dyn Iterator<Item = Ticket>) -> usize {
-        let key = |ticket: &Ticket| (ticket.priority, ticket.arrival);
-        let mut worst: Option<(usize, Ticket)> = None;
-        for (place, ticket) in running.enumerate() {
-            // Of equals the first, as Python's `max` has it.
-            if worst.as_ref().is_none_or(|(_, w)| key(&ticket) > key(w)) {
-                worst = Some((place, ticket));
-            }
-        }
+        // The serial number splits ties, which vLLM's clock does not know: by
+        // entry they would let two jobs drive each other out for ever.
+        let key = |ticket: &Ticket| (ticket.priority, ticket.arrival, ticket.serial);
+        let worst = running.enumerate().max_by_key(|(_, ticket)| key(ticket));
         worst.map_or(usize::MAX, |(place, _)| place)
     }
 }

@@ -295,7 +295,7 @@ impl<T: StepTime> Naive<T> {
                 let place = if self.by_priority {
                     let key = |id: &JobId| {
                         let s = &self.sequences[id];
-                        (s.priority, s.arrival)
+                        (s.priority, s.arrival, s.serial)
                     };
                     let most = self.running.iter().map(key).max().unwrap();
                     self.running.iter().position(|id| key(id) == most).unwrap()
