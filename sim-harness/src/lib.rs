@@ -8,11 +8,13 @@
 //! - [`workload`]: published traces and length distributions → requests.
 //! - [`engine`]: one replica: prompts and output lengths go in, tokens with
 //!   their times come out.
+//! - [`histogram`]: many numbers in little memory.
 //! - [`rng`]: the one seeded source of randomness.
 //!
 //! All times are whole nanoseconds from a start that the caller chooses.
 
 pub mod engine;
+pub mod histogram;
 pub mod kernels;
 pub mod rng;
 pub mod workload;

@@ -48,6 +48,7 @@ mod replica;
 mod scheduler;
 mod sequence;
 mod step;
+mod summary;
 mod table;
 
 pub use config::{Config, ConfigError};
@@ -55,6 +56,7 @@ pub use linear::{Linear, LinearError};
 pub use policy::{Fcfs, Policy, Priority, Rank, Ticket};
 pub use replica::Replica;
 pub use step::{Chunk, StepTime, Work};
+pub use summary::Summary;
 
 use std::fmt;
 

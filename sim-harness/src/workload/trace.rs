@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::{Cdf, LengthError, Request};
+use super::{Cdf, LengthError, Request, TraceRequest};
 use crate::{MILLISECOND, SECOND};
 
 /// What a trace file holds.
@@ -77,15 +77,15 @@ impl fmt::Display for TraceError {
 impl std::error::Error for TraceError {}
 
 const MOONCAKE_LINE: &str = r#"{"timestamp": 0, "input_length": 9, "output_length": 9}"#;
-const AZURE_HEADER: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
+pub(super) const AZURE_HEADER: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
 const COUNT: &str = "a whole number of tokens, 1 to 4294967295";
 /// Mooncake's clock ticks every 3 seconds: requests of one tick are spread over
 /// at most this much.
-const MOONCAKE_TICK: u64 = 3 * SECOND;
+pub(super) const MOONCAKE_TICK: u64 = 3 * SECOND;
 
 /// Reads a trace, finding its format from its first byte. No gzip here.
 pub fn parse_trace(bytes: &[u8]) -> Result<Trace, TraceError> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let bytes = strip_mark(bytes);
     let first = bytes.iter().copied().find(|b| !b.is_ascii_whitespace());
     let unknown = || TraceError::UnknownFormat(start(bytes));
     match first {
@@ -106,8 +106,13 @@ pub fn parse_trace(bytes: &[u8]) -> Result<Trace, TraceError> {
     }
 }
 
+/// Without the mark that some editors put in front of UTF-8 text.
+pub(super) fn strip_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
+}
+
 /// The start of the first line that holds something.
-fn start(bytes: &[u8]) -> String {
+pub(super) fn start(bytes: &[u8]) -> String {
     let bytes = bytes.trim_ascii_start();
     let start: Vec<u8> = bytes.iter().copied().take_while(|&b| b != b'\n').take(60).collect();
     String::from_utf8_lossy(&start).into_owned()
@@ -152,30 +157,43 @@ pub fn parse_azure_csv(bytes: &[u8]) -> Result<Vec<Request>, TraceError> {
     if header != AZURE_HEADER {
         return Err(TraceError::Header(header.into_owned()));
     }
-    let mut requests = Vec::new();
+    let (mut requests, mut request) = (Vec::new(), TraceRequest::default());
     for (line, text) in lines {
-        let mut columns = text.split(',');
-        let (Some(time), Some(input), Some(output), None) =
-            (columns.next(), columns.next(), columns.next(), columns.next())
-        else {
-            let found = text.split(',').count();
-            let why = format!("{found} columns; allowed: 3, as in {AZURE_HEADER}");
-            return Err(TraceError::Line { line, why });
-        };
-        let arrival = timestamp(time).ok_or_else(|| TraceError::Field {
-            line,
-            field: "TIMESTAMP",
-            value: time.into(),
-            allowed: "YYYY-MM-DD hh:mm:ss with up to 9 decimals, UTC",
-        })?;
-        requests.push(Request {
-            arrival,
-            input_tokens: count(input, line, "ContextTokens")?,
-            output_tokens: count(output, line, "GeneratedTokens")?,
-            cap: None,
-        });
+        azure_line(text.as_bytes(), line, &mut request)?;
+        requests.push(without_names(&request));
     }
     rebased(requests)
+}
+
+fn without_names(request: &TraceRequest) -> Request {
+    let &TraceRequest { arrival, input_tokens, output_tokens, .. } = request;
+    Request { arrival, input_tokens, output_tokens, cap: None }
+}
+
+/// Reads one line of an Azure trace; its time is since 1970.
+pub(super) fn azure_line(
+    bytes: &[u8],
+    line: usize,
+    request: &mut TraceRequest,
+) -> Result<(), TraceError> {
+    let text = String::from_utf8_lossy(bytes);
+    let mut columns = text.split(',');
+    let (Some(time), Some(input), Some(output), None) =
+        (columns.next(), columns.next(), columns.next(), columns.next())
+    else {
+        let found = text.split(',').count();
+        let why = format!("{found} columns; allowed: 3, as in {AZURE_HEADER}");
+        return Err(TraceError::Line { line, why });
+    };
+    request.arrival = timestamp(time).ok_or_else(|| TraceError::Field {
+        line,
+        field: "TIMESTAMP",
+        value: time.into(),
+        allowed: "YYYY-MM-DD hh:mm:ss with up to 9 decimals, UTC",
+    })?;
+    request.input_tokens = count(input, line, "ContextTokens")?;
+    request.output_tokens = count(output, line, "GeneratedTokens")?;
+    Ok(())
 }
 
 fn count(text: &str, line: usize, field: &'static str) -> Result<u32, TraceError> {
@@ -227,30 +245,113 @@ fn digits(text: &str, length: usize) -> Option<u64> {
 /// one tick are spread evenly over it: sent at once they would be a burst that
 /// the recorded service never saw.
 pub fn parse_mooncake_jsonl(bytes: &[u8]) -> Result<Vec<Request>, TraceError> {
-    let mut requests = Vec::new();
+    let (mut requests, mut request) = (Vec::new(), TraceRequest::default());
     for (line, text) in lines(bytes) {
-        let value: Value = serde_json::from_str(&text)
-            .map_err(|e| TraceError::Line { line, why: format!("not JSON: {e}") })?;
-        if !value.is_object() {
-            return Err(TraceError::Line { line, why: "allowed: one JSON object a line".into() });
-        }
-        let millis = whole(&value, line, "timestamp", "whole milliseconds from the start")?;
-        let arrival = millis.checked_mul(MILLISECOND).ok_or_else(|| TraceError::Field {
-            line,
-            field: "timestamp",
-            value: millis.to_string(),
-            allowed: "whole milliseconds, at most 18446744073709",
-        })?;
-        requests.push(Request {
-            arrival,
-            input_tokens: tokens(&value, line, "input_length")?,
-            output_tokens: tokens(&value, line, "output_length")?,
-            cap: None,
-        });
+        mooncake_line(text.as_bytes(), line, &mut request)?;
+        requests.push(without_names(&request));
     }
     let mut requests = rebased(requests)?;
     spread_ticks(&mut requests);
     Ok(requests)
+}
+
+/// Reads one line of a Mooncake trace.
+pub(super) fn mooncake_line(
+    bytes: &[u8],
+    line: usize,
+    request: &mut TraceRequest,
+) -> Result<(), TraceError> {
+    // Nearly all lines are plain; the rest, and all errors, are the parser's.
+    if let Some(millis) = plain_line(bytes, request) {
+        request.arrival = millis * MILLISECOND;
+        return Ok(());
+    }
+    let value: Value = serde_json::from_slice(bytes)
+        .map_err(|e| TraceError::Line { line, why: format!("not JSON: {e}") })?;
+    if !value.is_object() {
+        return Err(TraceError::Line { line, why: "allowed: one JSON object a line".into() });
+    }
+    let millis = whole(&value, line, "timestamp", "whole milliseconds from the start")?;
+    request.arrival = millis.checked_mul(MILLISECOND).ok_or_else(|| TraceError::Field {
+        line,
+        field: "timestamp",
+        value: millis.to_string(),
+        allowed: "whole milliseconds, at most 18446744073709",
+    })?;
+    request.input_tokens = tokens(&value, line, "input_length")?;
+    request.output_tokens = tokens(&value, line, "output_length")?;
+    request.names.clear();
+    if let Some(ids) = value.get("hash_ids") {
+        let all = ids.as_array().map(|ids| ids.iter().map(Value::as_u64).collect());
+        let all: Option<Option<Vec<u64>>> = all;
+        request.names = all.flatten().ok_or_else(|| TraceError::Field {
+            line,
+            field: "hash_ids",
+            value: ids.to_string().chars().take(60).collect(),
+            allowed: "a list of whole numbers",
+        })?;
+    }
+    Ok(())
+}
+
+/// A line with nothing but whole numbers of at most 18 digits in the fields that
+/// we know, each once; nothing for any other line. Gives the milliseconds.
+fn plain_line(bytes: &[u8], request: &mut TraceRequest) -> Option<u64> {
+    request.names.clear();
+    let (mut millis, mut input, mut output, mut named) = (None, None, None, false);
+    let mut rest = bytes.strip_prefix(b"{")?.trim_ascii_start();
+    loop {
+        let (key, after) = rest
+            .strip_prefix(b"\"")?
+            .split_at_checked(rest.iter().skip(1).position(|&b| b == b'"')?)?;
+        rest = after.strip_prefix(b"\"")?.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
+        if key == b"hash_ids" {
+            rest = rest.strip_prefix(b"[")?.trim_ascii_start();
+            if std::mem::replace(&mut named, true) {
+                return None;
+            }
+            while !rest.starts_with(b"]") {
+                if !request.names.is_empty() {
+                    rest = rest.strip_prefix(b",")?.trim_ascii_start();
+                }
+                request.names.push(plain_number(&mut rest)?);
+            }
+            rest = rest.strip_prefix(b"]")?.trim_ascii_start();
+        } else {
+            let field = match key {
+                b"timestamp" => &mut millis,
+                b"input_length" => &mut input,
+                b"output_length" => &mut output,
+                _ => return None,
+            };
+            if field.replace(plain_number(&mut rest)?).is_some() {
+                return None;
+            }
+        }
+        if let Some(end) = rest.strip_prefix(b"}") {
+            let tokens = |n: Option<u64>| u32::try_from(n?).ok().filter(|&n| n > 0);
+            (request.input_tokens, request.output_tokens) = (tokens(input)?, tokens(output)?);
+            return millis.filter(|&m| end.is_empty() && m <= u64::MAX / MILLISECOND);
+        }
+        rest = rest.strip_prefix(b",")?.trim_ascii_start();
+    }
+}
+
+/// A whole number without leading zeros, and the space behind it.
+fn plain_number(rest: &mut &[u8]) -> Option<u64> {
+    let (mut number, mut digits) = (0u64, 0);
+    let mut bytes = *rest;
+    while let [digit @ b'0'..=b'9', after @ ..] = bytes {
+        number = number * 10 + u64::from(digit - b'0');
+        digits += 1;
+        if digits > 18 {
+            return None;
+        }
+        bytes = after;
+    }
+    let leading_zero = digits > 1 && rest.starts_with(b"0");
+    *rest = bytes.trim_ascii_start();
+    (digits > 0 && !leading_zero).then_some(number)
 }
 
 fn whole(
