@@ -1,7 +1,7 @@
 //! Input files, plain or gzipped.
 
 use std::fmt;
-use std::io::{self, Read as _};
+use std::io::{self, BufRead, Read as _};
 use std::path::{Path, PathBuf};
 
 /// A file could not be read.
@@ -19,6 +19,13 @@ impl fmt::Display for FileError {
 
 impl std::error::Error for FileError {}
 
+impl FileError {
+    /// An error while reading the file of this path.
+    pub fn new(path: &Path, error: io::Error) -> Self {
+        Self { path: path.into(), error }
+    }
+}
+
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Reads a file whole; gzip is told by its first bytes, not by its name.
@@ -31,6 +38,18 @@ pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     let mut plain = Vec::new();
     flate2::read::MultiGzDecoder::new(bytes.as_slice()).read_to_end(&mut plain).map_err(failed)?;
     Ok(plain)
+}
+
+/// Opens a file to be read bit by bit; gzip is told as by [`read`].
+pub fn open(path: &Path) -> Result<Box<dyn BufRead>, FileError> {
+    let failed = |error| FileError::new(path, error);
+    let mut file =
+        io::BufReader::with_capacity(1 << 16, std::fs::File::open(path).map_err(failed)?);
+    if !file.fill_buf().map_err(failed)?.starts_with(&GZIP) {
+        return Ok(Box::new(file));
+    }
+    let plain = flate2::bufread::MultiGzDecoder::new(file);
+    Ok(Box::new(io::BufReader::with_capacity(1 << 16, plain)))
 }
 
 /// Reads a file of UTF-8 text whole, plain or gzipped.

@@ -17,6 +17,7 @@ pub mod calibrate;
 pub mod client;
 pub mod commands;
 pub mod demo;
+pub mod engine;
 pub mod fields;
 pub mod files;
 pub mod interrupt;

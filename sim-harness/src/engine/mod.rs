@@ -227,6 +227,21 @@ pub struct Counts {
     pub output_tokens: u64,
 }
 
+impl Counts {
+    /// The sum of two replicas' counts.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            steps: self.steps + other.steps,
+            preemptions: self.preemptions + other.preemptions,
+            prefix_queries: self.prefix_queries + other.prefix_queries,
+            prefix_hits: self.prefix_hits + other.prefix_hits,
+            prefill_tokens: self.prefill_tokens + other.prefill_tokens,
+            output_tokens: self.output_tokens + other.output_tokens,
+        }
+    }
+}
+
 /// A job that can never run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong {

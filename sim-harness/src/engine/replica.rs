@@ -209,14 +209,9 @@ impl<T: StepTime> Replica<T> {
     /// Counts since its start, all ranks together. A step of several ranks
     /// counts once.
     pub fn counts(&self) -> Counts {
-        self.ranks.iter().map(Scheduler::counts).fold(Counts::default(), |sum, counts| Counts {
-            steps: sum.steps.max(counts.steps),
-            preemptions: sum.preemptions + counts.preemptions,
-            prefix_queries: sum.prefix_queries + counts.prefix_queries,
-            prefix_hits: sum.prefix_hits + counts.prefix_hits,
-            prefill_tokens: sum.prefill_tokens + counts.prefill_tokens,
-            output_tokens: sum.output_tokens + counts.output_tokens,
-        })
+        let each = self.ranks.iter().map(Scheduler::counts);
+        let sum = each.fold(Counts::default(), Counts::plus);
+        Counts { steps: sum.steps / self.ranks.len() as u64, ..sum }
     }
 
     /// The step time that it was made with.

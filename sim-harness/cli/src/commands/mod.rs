@@ -2,6 +2,7 @@
 
 mod calibrate;
 mod demo;
+mod engine;
 mod replay;
 mod serve;
 
@@ -12,6 +13,7 @@ use clap::{Parser, Subcommand};
 
 use crate::calibrate::CalibrateError;
 use crate::demo::DemoError;
+use crate::engine::RunError;
 use crate::files::FileError;
 use crate::interrupt;
 use crate::replay::{ReplayError, WindowsError};
@@ -33,6 +35,8 @@ enum Command {
     Replay(replay::Args),
     /// Score the estimators on bodies whose token counts are known.
     Calibrate(calibrate::Args),
+    /// Run a trace through simulated replicas, in virtual time.
+    Engine(Box<engine::Args>),
     /// Pools, a real Envoy with the filter, and load, all on this machine.
     Demo(demo::Args),
 }
@@ -54,6 +58,8 @@ pub enum CommandError {
     Calibrate(CalibrateError),
     /// The demo.
     Demo(DemoError),
+    /// The simulation.
+    Engine(RunError),
     /// Standard output.
     Output(io::Error),
     /// No request was answered; carries the first failure.
@@ -75,6 +81,7 @@ impl fmt::Display for CommandError {
             }
             Self::Calibrate(error) => write!(f, "--bodies: {error}"),
             Self::Demo(error) => error.fmt(f),
+            Self::Engine(error) => error.fmt(f),
             Self::Output(error) => write!(f, "cannot write the output: {error}"),
             Self::NothingAnswered(why) => write!(f, "no request was answered: {why}"),
             Self::Interrupted => f.write_str("interrupted"),
@@ -115,6 +122,7 @@ impl Cli {
             Command::Replay(args) => args.run().await,
             Command::Calibrate(args) => args.run(),
             Command::Demo(args) => args.run().await,
+            Command::Engine(args) => args.run(),
         }
     }
 }
