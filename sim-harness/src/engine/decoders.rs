@@ -17,8 +17,9 @@ pub(super) struct Decoders {
     /// Steps, counted from [`START`].
     now: u64,
     count: u32,
-    /// Sequences by their base modulo the block size.
+    /// Sequences by their base modulo the block size, and `now` modulo it.
     phases: Vec<u32>,
+    at: usize,
     context: u64,
     /// The least base, that of the longest context, while it is known.
     least: Option<u64>,
@@ -29,10 +30,12 @@ pub(super) struct Decoders {
 
 impl Decoders {
     pub(super) fn new(block_size: u32) -> Self {
+        let size = block_size.max(1);
         Self {
             now: START,
             count: 0,
-            phases: vec![0; block_size.max(1) as usize],
+            phases: vec![0; size as usize],
+            at: (START % u64::from(size)) as usize,
             context: 0,
             least: None,
             ends: BinaryHeap::new(),
@@ -62,8 +65,7 @@ impl Decoders {
     /// How many need a new block for their next token.
     #[inline]
     pub(super) fn need(&self) -> u32 {
-        let size = self.phases.len() as u64;
-        self.phases.get((self.now % size) as usize).copied().unwrap_or(0)
+        self.phases.get(self.at).copied().unwrap_or(0)
     }
 
     /// Adds a sequence that has computed `computed` tokens and will compute
@@ -114,6 +116,7 @@ impl Decoders {
     #[inline]
     pub(super) fn step(&mut self) {
         self.now += 1;
+        self.at = if self.at + 1 == self.phases.len() { 0 } else { self.at + 1 };
         self.context += u64::from(self.count);
     }
 

@@ -148,7 +148,9 @@ impl<T: StepTime> Replica<T> {
             return;
         }
         let mut step = self.spare.pop().unwrap_or_default();
-        step.ranks.resize_with(self.ranks.len(), Composed::default);
+        if step.ranks.is_empty() {
+            step.ranks.resize_with(self.ranks.len(), Composed::default);
+        }
         let mut any = false;
         for (rank, composed) in self.ranks.iter_mut().zip(&mut step.ranks) {
             any |= rank.compose(at, composed, sink);

@@ -1,0 +1,400 @@
+//! Small schedules, each worked out by hand from vLLM's rules.
+//!
+//! Jobs are named A, B, C by their submission. `A 10/20` is a chunk of 10 tokens
+//! behind 20 computed ones; `2 decode over 29` are two sequences whose contexts
+//! sum to 29. A step lasts 10 ns unless said otherwise.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test stops at once"
+)]
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+
+use tidegate_sim::engine::{
+    Config, Event, Fcfs, Job, JobId, Policy, Priority, Replica, Sink, StepTime, What, Work,
+};
+
+/// Writes down every step, as its time is asked for.
+struct Log {
+    text: RefCell<String>,
+    /// Nanoseconds of a step with so many tokens.
+    time: fn(u64) -> u64,
+}
+
+impl StepTime for Log {
+    fn step(&self, work: &Work<'_>) -> u64 {
+        let mut parts: Vec<String> =
+            work.prefill.iter().map(|c| format!("{}/{}", c.new, c.context)).collect();
+        if work.decode > 0 {
+            parts.push(format!("{} decode over {}", work.decode, work.decode_context));
+        }
+        writeln!(self.text.borrow_mut(), "  {}", parts.join(", ")).unwrap();
+        (self.time)(work.tokens())
+    }
+}
+
+/// Writes down what happens to jobs.
+struct Names<'a> {
+    log: &'a Log,
+    jobs: Vec<JobId>,
+}
+
+impl Sink for Names<'_> {
+    fn event(&mut self, event: Event) {
+        let place = self.jobs.iter().position(|&job| job == event.job).unwrap();
+        let name = char::from(b'A' + place as u8);
+        let what = match event.what {
+            What::Scheduled { cached: 0 } => format!("{name} enters"),
+            What::Scheduled { cached } => format!("{name} enters, {cached} cached"),
+            What::Preempted => format!("{name} makes room"),
+            What::Token { nth, last } => format!("{name}{nth}{}", if last { "!" } else { "" }),
+        };
+        writeln!(self.log.text.borrow_mut(), "@{} {what}", event.at).unwrap();
+    }
+}
+
+/// A job: when, prompt, output, names, priority.
+type Row = (u64, u32, u32, &'static [u64], i32);
+
+fn schedule(config: Config, jobs: &[Row]) -> String {
+    run(config, 1, |_| 10, || Box::new(Fcfs), jobs)
+}
+
+fn run(
+    config: Config,
+    ranks: u32,
+    time: fn(u64) -> u64,
+    policy: fn() -> Box<dyn Policy>,
+    jobs: &[Row],
+) -> String {
+    let log = Log { text: RefCell::default(), time };
+    let config = Config { every_token: true, ..config };
+    let mut replica = Replica::with_policy(config, &log, ranks, policy).unwrap();
+    let mut names = Names { log: &log, jobs: Vec::new() };
+    for &(at, prompt_tokens, output_tokens, prefix, priority) in jobs {
+        replica.advance(at, &mut names);
+        let job = Job { prefix, priority, ..Job::new(prompt_tokens, output_tokens) };
+        names.jobs.push(replica.submit(at, &job).unwrap());
+    }
+    replica.advance(1_000_000, &mut names);
+    assert_eq!(replica.next_event(), None);
+    log.text.into_inner()
+}
+
+/// Blocks of 4 tokens, `blocks` of them, no cache of past ones.
+fn small(blocks: u32) -> Config {
+    Config {
+        max_num_seqs: 8,
+        max_num_batched_tokens: 100,
+        block_size: 4,
+        num_gpu_blocks: blocks + 1,
+        max_model_len: blocks * 4,
+        enable_prefix_caching: false,
+        prefix_id_tokens: 4,
+        ..Config::default()
+    }
+}
+
+/// The budget of 10 goes to A's prompt until it ends; what is left of that step
+/// goes to B. Then both decode: A has 25 tokens of context, B 4.
+#[test]
+fn a_long_prompt_is_cut_to_the_budget() {
+    let config = Config { max_num_batched_tokens: 10, ..small(20) };
+    let found = schedule(config, &[(0, 25, 2, &[], 0), (0, 4, 3, &[], 0)]);
+    let expected = "\
+@0 A enters
+  10/0
+  10/10
+@20 B enters
+  5/20, 4/0
+@30 A1
+@30 B1
+  2 decode over 29
+@40 A2!
+@40 B2
+  1 decode over 5
+@50 B3!
+";
+    assert_eq!(found, expected);
+}
+
+/// As above with a cap of 6 prompt tokens a sequence and step: B enters beside
+/// A, and from the second step on A's chunks and B's tokens go side by side.
+#[test]
+fn a_cap_on_long_prompts_lets_others_in() {
+    let config =
+        Config { max_num_batched_tokens: 10, long_prefill_token_threshold: 6, ..small(20) };
+    let found = schedule(config, &[(0, 14, 1, &[], 0), (0, 4, 3, &[], 0)]);
+    let expected = "\
+@0 A enters
+@0 B enters
+  6/0, 4/0
+@10 B1
+  6/6, 1 decode over 4
+@20 B2
+  2/12, 1 decode over 5
+@30 A1!
+@30 B3!
+";
+    assert_eq!(found, expected);
+}
+
+/// Six blocks; A, B and C take two each for 7 prompt tokens. At 8 computed
+/// tokens (20) each needs a third: A drives out C, the last in, and takes one of
+/// its two, B the other. At 12 (60) A drives out B, whose three free blocks are
+/// more than C's 9 known tokens need; but no one enters a step in which room was
+/// made, and from then on B stands before C and needs 4 for its 13 tokens. A
+/// ends with 16 computed (100): B enters with 4 of 6, C waits for 3 until B ends.
+#[test]
+fn the_last_in_makes_room_and_is_the_first_back() {
+    let found = schedule(
+        Config { max_num_seqs: 3, ..small(6) },
+        &[(0, 7, 10, &[], 0), (0, 7, 10, &[], 0), (0, 7, 4, &[], 0)],
+    );
+    let expected = "\
+@0 A enters
+@0 B enters
+@0 C enters
+  7/0, 7/0, 7/0
+@10 A1
+@10 B1
+@10 C1
+  3 decode over 21
+@20 A2
+@20 B2
+@20 C2
+@20 C makes room
+  2 decode over 16
+@30 A3
+@30 B3
+  2 decode over 18
+@40 A4
+@40 B4
+  2 decode over 20
+@50 A5
+@50 B5
+  2 decode over 22
+@60 A6
+@60 B6
+@60 B makes room
+  1 decode over 12
+@70 A7
+  1 decode over 13
+@80 A8
+  1 decode over 14
+@90 A9
+  1 decode over 15
+@100 A10!
+@100 B enters
+  13/0
+@110 B7
+  1 decode over 13
+@120 B8
+  1 decode over 14
+@130 B9
+  1 decode over 15
+@140 B10!
+@140 C enters
+  9/0
+@150 C3
+  1 decode over 9
+@160 C4!
+";
+    assert_eq!(found, expected);
+}
+
+/// Without the check of the whole input, A is let in for its first chunk and B
+/// for its own; then they drive each other out. With it, B waits for A's end.
+/// Five blocks, budget 8: A has 12 + 1 tokens (3 blocks, 4 from its first
+/// decode on), B 9.
+#[test]
+fn a_whole_input_has_to_fit_since_0_19() {
+    let jobs: &[Row] = &[(0, 12, 2, &[], 0), (0, 9, 1, &[], 0)];
+    let config = Config { max_num_batched_tokens: 8, ..small(5) };
+    let found = schedule(config.clone(), jobs);
+    let with = "\
+@0 A enters
+  8/0
+  4/8
+@20 A1
+  1 decode over 12
+@30 A2!
+@30 B enters
+  8/0
+  1/8
+@50 B1!
+";
+    assert_eq!(found, with);
+    // B's first 4 tokens fit beside A's 12 at 10. At 20 A takes the last block,
+    // its fourth, and B, whose next 5 tokens need two more, makes room for
+    // itself: it is the last. At 30 A is gone.
+    let found = schedule(Config { scheduler_reserve_full_isl: false, ..config }, jobs);
+    let without = "\
+@0 A enters
+  8/0
+@10 B enters
+  4/8, 4/0
+@20 A1
+@20 B makes room
+  1 decode over 12
+@30 A2!
+@30 B enters
+  8/0
+  1/8
+@50 B1!
+";
+    assert_eq!(found, without);
+}
+
+/// B's prompt is A's: two blocks are found, the third is computed, for its last
+/// token must be. C shares two. A's blocks can be found in the very step that
+/// computes them. D comes when all are gone and finds three of its four.
+#[test]
+fn shared_prefixes_are_computed_once() {
+    let config = Config { enable_prefix_caching: true, ..small(20) };
+    let found = schedule(
+        config,
+        &[
+            (0, 12, 2, &[1, 2, 3], 0),
+            (0, 12, 1, &[1, 2, 3], 0),
+            (0, 12, 1, &[1, 2, 9], 0),
+            (100, 16, 1, &[1, 2, 3, 4], 0),
+        ],
+    );
+    let expected = "\
+@0 A enters
+@0 B enters, 8 cached
+@0 C enters, 8 cached
+  12/0, 4/8, 4/8
+@10 A1
+@10 B1!
+@10 C1!
+  1 decode over 12
+@20 A2!
+@100 D enters, 12 cached
+  4/12
+@110 D1!
+";
+    assert_eq!(found, expected);
+}
+
+/// Five blocks: A has two, B three, all full at 20. A's next token drives out B
+/// and takes B's last block, the first to be reused. B's other two are still
+/// what they were when A ends: of its 13 tokens, 8 are found again.
+#[test]
+fn who_made_room_finds_its_own_blocks_again() {
+    let config = Config { enable_prefix_caching: true, ..small(5) };
+    let found = schedule(config, &[(0, 7, 3, &[], 0), (0, 11, 4, &[], 0)]);
+    let expected = "\
+@0 A enters
+@0 B enters
+  7/0, 11/0
+@10 A1
+@10 B1
+  2 decode over 18
+@20 A2
+@20 B2
+@20 B makes room
+  1 decode over 8
+@30 A3!
+@30 B enters, 8 cached
+  5/8
+@40 B3
+  1 decode over 13
+@50 B4!
+";
+    assert_eq!(found, expected);
+}
+
+/// C is the most urgent and enters first. When A needs a
+/// block (20), the least urgent makes room: B, though C is the last in.
+#[test]
+fn the_least_urgent_makes_room() {
+    let jobs: &[Row] = &[(0, 7, 3, &[], 1), (0, 7, 3, &[], 2), (0, 7, 3, &[], 0)];
+    let found = run(small(6), 1, |_| 10, || Box::new(Priority), jobs);
+    let expected = "\
+@0 C enters
+@0 A enters
+@0 B enters
+  7/0, 7/0, 7/0
+@10 C1
+@10 A1
+@10 B1
+  3 decode over 21
+@20 C2
+@20 A2
+@20 B2
+@20 B makes room
+  2 decode over 16
+@30 C3!
+@30 A3!
+@30 B enters
+  9/0
+@40 B3!
+";
+    assert_eq!(found, expected);
+}
+
+/// B comes at 5, while the first step runs. The second step was composed at 0,
+/// too, so B enters the third, composed at 10, which runs from 20 on. A's end at
+/// 30 is known when the fourth is composed, at 20.
+#[test]
+fn asynchronous_steps_are_composed_one_ahead() {
+    let jobs: &[Row] = &[(0, 5, 3, &[], 0), (5, 6, 2, &[], 0)];
+    let found = schedule(Config { async_scheduling: true, ..small(20) }, jobs);
+    let expected = "\
+@0 A enters
+  5/0
+  1 decode over 5
+@10 A1
+@10 B enters
+  6/0, 1 decode over 6
+@20 A2
+  1 decode over 6
+@30 A3!
+@30 B1
+@40 B2!
+";
+    assert_eq!(found, expected);
+    let expected = "\
+@0 A enters
+  5/0
+@10 A1
+@10 B enters
+  6/0, 1 decode over 5
+@20 A2
+@20 B1
+  2 decode over 12
+@30 A3!
+@30 B2!
+";
+    assert_eq!(schedule(small(20), jobs), expected);
+}
+
+/// Two ranks, a step as long as its tokens: A on the first, B on the second, C
+/// on the first, which is as busy as the other. B's short step waits for the
+/// other rank's.
+#[test]
+fn ranks_step_together() {
+    let jobs: &[Row] = &[(0, 30, 2, &[], 0), (0, 6, 2, &[], 0), (0, 10, 1, &[], 0)];
+    let found = run(small(20), 2, |tokens| tokens, || Box::new(Fcfs), jobs);
+    let expected = "\
+@0 A enters
+@0 C enters
+@0 B enters
+  30/0, 10/0
+  6/0
+@40 A1
+@40 C1!
+@40 B1
+  1 decode over 30
+  1 decode over 6
+@41 A2!
+@41 B2!
+";
+    assert_eq!(found, expected);
+}
