@@ -31,9 +31,9 @@ const SEED: u64 = 1;
 /// as the model of one GPU says, so that the demo is short.
 const POOLS: &str = r#"{"pools": [
     {"name": "short", "model": "sim-model", "tokenizer": "cl100k_base",
-     "max_model_len": 8192, "ports": [0, 0], "timing": {"speed": 10}},
+     "max_model_len": 8192, "ports": [0, 0], "speed": 10},
     {"name": "long", "model": "sim-model", "tokenizer": "cl100k_base",
-     "max_model_len": 131072, "ports": [0, 0], "timing": {"speed": 10}}]}"#;
+     "max_model_len": 131072, "ports": [0, 0], "speed": 10}]}"#;
 
 /// Why the demo could not run.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use hyper::body::{Body, Bytes, Frame, SizeHint};
 use serde_json::Value;
 
 use super::ask::{Api, Ask};
+use super::fault::BreakOff;
 use super::metrics::Finish;
 use super::replica::{Output, Outputs};
 use crate::text::Words;
@@ -135,10 +136,16 @@ impl Answer {
         out.push_str("data: [DONE]\n\n");
     }
 
-    /// The whole answer, once every choice has ended.
-    pub(super) async fn full(mut self, mut outputs: Outputs) -> String {
+    /// The whole answer, once every choice has ended; or, after so many tokens,
+    /// nothing.
+    pub(super) async fn full(
+        mut self,
+        mut outputs: Outputs,
+        mut tokens_left: Option<u32>,
+    ) -> Result<String, BreakOff> {
         let mut finishes = vec![Finish::Stop; self.produced.len()];
         while let Some(output) = outputs.receiver.recv().await {
+            spend(&mut tokens_left)?;
             if let Some(produced) = self.produced.get_mut(output.choice) {
                 *produced = output.token;
             }
@@ -175,8 +182,16 @@ impl Answer {
             out,
             r#"],"service_tier":null,"system_fingerprint":null,"usage":{{{usage},"prompt_tokens_details":null}}{tail}}}"#
         );
-        out
+        Ok(out)
     }
+}
+
+/// Takes one token from what may still be sent, if that is limited.
+fn spend(tokens_left: &mut Option<u32>) -> Result<(), BreakOff> {
+    if let Some(left) = tokens_left {
+        *left = left.checked_sub(1).ok_or(BreakOff)?;
+    }
+    Ok(())
 }
 
 /// vLLM's order of the fields.
@@ -197,6 +212,9 @@ pub(super) enum Payload {
 pub(super) struct Events {
     answer: Answer,
     outputs: Outputs,
+    /// Tokens after which the connection breaks off.
+    tokens_left: Option<u32>,
+    flushed: bool,
     started: bool,
     ended: bool,
 }
@@ -206,22 +224,43 @@ impl Payload {
         Self::Full(Some(text.into()))
     }
 
-    pub(super) fn events(answer: Answer, outputs: Outputs) -> Self {
-        Self::Events(Box::new(Events { answer, outputs, started: false, ended: false }))
+    pub(super) fn events(answer: Answer, outputs: Outputs, tokens_left: Option<u32>) -> Self {
+        Self::Events(Box::new(Events {
+            answer,
+            outputs,
+            tokens_left,
+            flushed: false,
+            started: false,
+            ended: false,
+        }))
     }
 }
 
 impl Events {
     /// Every event that is ready: one frame holds several when the client is
     /// slower than the engine.
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BreakOff>>> {
         if self.ended {
             return Poll::Ready(None);
         }
         let mut out = String::new();
         loop {
+            // What was written before must have left when the connection breaks
+            // off: hyper sends when a body has nothing more for the moment.
+            if self.tokens_left == Some(0) && !self.flushed {
+                if !out.is_empty() {
+                    break;
+                }
+                self.flushed = true;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             match self.outputs.receiver.poll_recv(context) {
                 Poll::Ready(Some(output)) => {
+                    if let Err(broken) = spend(&mut self.tokens_left) {
+                        self.ended = true;
+                        return Poll::Ready(Some(Err(broken)));
+                    }
                     if !self.started && self.answer.ask.api == Api::Chat {
                         self.answer.roles(&mut out);
                     }
@@ -237,13 +276,13 @@ impl Events {
                 Poll::Pending => break,
             }
         }
-        Poll::Ready(Some(out.into()))
+        Poll::Ready(Some(Ok(out.into())))
     }
 }
 
 impl Body for Payload {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = BreakOff;
 
     fn poll_frame(
         self: Pin<&mut Self>,
@@ -252,7 +291,7 @@ impl Body for Payload {
         match self.get_mut() {
             Self::Full(bytes) => Poll::Ready(bytes.take().map(|b| Ok(Frame::data(b)))),
             Self::Events(events) => {
-                events.poll(context).map(|bytes| bytes.map(|b| Ok(Frame::data(b))))
+                events.poll(context).map(|bytes| bytes.map(|b| b.map(Frame::data)))
             }
         }
     }

@@ -1,18 +1,18 @@
 //! The HTTP face of one replica.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::json;
 use tidegate_sim::rng::Pcg;
 
 use super::answer::{Answer, Payload};
 use super::ask::{Api, Ask, read};
+use super::fault::{BreakOff, Fault};
 use super::metrics::Finish;
 use super::refusal::Refusal;
 use super::replica::{Replica, Wanted};
@@ -26,6 +26,12 @@ pub const OUTPUT_TOKENS_HEADER: &str = "x-sim-output-tokens";
 pub const STATUS_HEADER: &str = "x-sim-status";
 /// The response header with the name of the pool that answered.
 pub const POOL_HEADER: &str = "x-sim-pool";
+
+/// Asks for a load report in an answer's header: `text` or `json`. As vLLM does,
+/// answers that are streamed carry none.
+const LOAD_FORMAT_HEADER: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
+/// Carries it. Source: vLLM's `entrypoints/serve/utils/orca_metrics.py`.
+const LOAD_HEADER: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 
 /// Longest output that is drawn when the client names none.
 const LONGEST_DRAWN: u32 = 400;
@@ -41,20 +47,20 @@ impl Service {
     pub(super) async fn handle(
         self: Arc<Self>,
         request: Request<Incoming>,
-    ) -> Result<Response<Payload>, Infallible> {
-        let mut response = self.route(request).await;
+    ) -> Result<Response<Payload>, BreakOff> {
+        let mut response = self.route(request).await?;
         if let Ok(name) = HeaderValue::from_str(&self.replica.pool.name) {
             response.headers_mut().insert(POOL_HEADER, name);
         }
         Ok(response)
     }
 
-    async fn route(&self, request: Request<Incoming>) -> Response<Payload> {
+    async fn route(&self, request: Request<Incoming>) -> Result<Response<Payload>, BreakOff> {
         let (allowed, api) = match request.uri().path() {
             "/v1/chat/completions" => (Method::POST, Some(Api::Chat)),
             "/v1/completions" => (Method::POST, Some(Api::Completions)),
             "/v1/models" | "/health" | "/metrics" => (Method::GET, None),
-            _ => return reply(StatusCode::NOT_FOUND, JSON, r#"{"detail":"Not Found"}"#),
+            _ => return Ok(reply(StatusCode::NOT_FOUND, JSON, r#"{"detail":"Not Found"}"#)),
         };
         if request.method() != allowed {
             let detail = r#"{"detail":"Method Not Allowed"}"#;
@@ -62,26 +68,29 @@ impl Service {
             if let Ok(allowed) = HeaderValue::from_str(allowed.as_str()) {
                 response.headers_mut().insert(ALLOW, allowed);
             }
-            return response;
+            return Ok(response);
         }
-        match api {
-            Some(api) => self.generate(api, request).await.unwrap_or_else(|refusal| {
-                let status = StatusCode::from_u16(refusal.status);
-                reply(status.unwrap_or(StatusCode::BAD_REQUEST), JSON, refusal.body())
-            }),
+        Ok(match api {
+            Some(api) => match self.generate(api, request).await {
+                Ok(answer) => answer?,
+                Err(refusal) => {
+                    let status = StatusCode::from_u16(refusal.status);
+                    reply(status.unwrap_or(StatusCode::BAD_REQUEST), JSON, refusal.body())
+                }
+            },
             None => match request.uri().path() {
                 "/health" => reply(StatusCode::OK, TEXT, ""),
                 "/metrics" => reply(StatusCode::OK, PROMETHEUS, self.replica.metrics_text()),
                 _ => reply(StatusCode::OK, JSON, self.models()),
             },
-        }
+        })
     }
 
     async fn generate(
         &self,
         api: Api,
         request: Request<Incoming>,
-    ) -> Result<Response<Payload>, Refusal> {
+    ) -> Result<Result<Response<Payload>, BreakOff>, Refusal> {
         let (parts, body) = request.into_parts();
         let media = parts.headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("");
         let media = media.split(';').next().unwrap_or("").trim();
@@ -94,6 +103,11 @@ impl Service {
         if let Some(status) = number(&parts.headers, STATUS_HEADER, 400, 599)? {
             return Err(Refusal::induced(status as u16));
         }
+        let tokens_left = match self.replica.fault() {
+            Some(Fault::Status { status }) => return Err(Refusal::induced(status)),
+            Some(Fault::Reset { after_tokens }) => Some(after_tokens),
+            _ => None,
+        };
         let output = number(&parts.headers, OUTPUT_TOKENS_HEADER, 1, u32::MAX)?;
         let pool = Arc::clone(&self.replica.pool);
         // Counting tokens of a long prompt takes milliseconds: not on the
@@ -109,10 +123,35 @@ impl Service {
         let model = &self.replica.pool.model;
         let answer = Answer::new(ask, Arc::clone(&self.words), &id, model, unix_seconds());
         if stream {
-            let body = Payload::events(answer, outputs);
-            return Ok(respond(StatusCode::OK, "text/event-stream; charset=utf-8", body));
+            let body = Payload::events(answer, outputs, tokens_left);
+            return Ok(Ok(respond(StatusCode::OK, "text/event-stream; charset=utf-8", body)));
         }
-        Ok(reply(StatusCode::OK, JSON, answer.full(outputs).await))
+        Ok(answer.full(outputs, tokens_left).await.map(|text| {
+            let mut response = reply(StatusCode::OK, JSON, text);
+            let format = parts.headers.get(LOAD_FORMAT_HEADER).and_then(|v| v.to_str().ok());
+            if let Some(report) = format.and_then(|format| self.load_report(format)) {
+                response.headers_mut().insert(LOAD_HEADER, report);
+            }
+            response
+        }))
+    }
+
+    /// The load report of ORCA, as vLLM sends it to who asks; nothing in another
+    /// format than `text` and `json`.
+    fn load_report(&self, format: &str) -> Option<HeaderValue> {
+        let load = self.replica.load();
+        let (usage, waiting) = (load.kv_usage(), load.waiting as f64);
+        let report = match format.to_ascii_lowercase().as_str() {
+            "text" => format!(
+                "TEXT named_metrics.num_requests_waiting={waiting:?}, \
+                 named_metrics.kv_cache_usage_perc={usage:?}"
+            ),
+            "json" => format!(
+                r#"JSON {{"named_metrics": {{"num_requests_waiting": {waiting:?}, "kv_cache_usage_perc": {usage:?}}}}}"#
+            ),
+            _ => return None,
+        };
+        HeaderValue::from_str(&report).ok()
     }
 
     fn models(&self) -> String {

@@ -1,7 +1,8 @@
 //! vLLM's Prometheus metrics, by its names.
 //!
 //! Source: vLLM's `v1/metrics/loggers.py`. Only those that gateways and
-//! dashboards read.
+//! dashboards read. Seconds are the replica's own: at speed 10 a first token that
+//! came after 0.1 s counts as one after 1 s.
 
 use std::fmt::Write as _;
 

@@ -3,7 +3,8 @@
 //! Each replica listens on its own port and speaks HTTP/1.1 and HTTP/2 with
 //! prior knowledge: `/v1/chat/completions` and `/v1/completions` (streamed or
 //! not), `/v1/models`, `/health`, `/metrics`. Tokens are counted by a real
-//! tokenizer; times come from [`tidegate_sim::engine`].
+//! tokenizer; times come from [`tidegate_sim::engine`], and may be sped up.
+//! Replicas can be made to fail ([`Fault`]), by code or over HTTP ([`Admin`]).
 //!
 //! ```no_run
 //! # async fn example(bytes: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
@@ -19,8 +20,11 @@
 //! # }
 //! ```
 
+mod admin;
 mod answer;
 mod ask;
+mod clock;
+mod fault;
 mod http;
 mod metrics;
 mod pools;
@@ -41,8 +45,11 @@ use hyper_util::server::conn::auto;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 
+pub use self::admin::Admin;
+pub use self::fault::{FAULTS, Fault};
 use self::http::Service;
 pub use self::http::{OUTPUT_TOKENS_HEADER, POOL_HEADER, STATUS_HEADER};
+pub(crate) use self::pools::SPEEDS;
 pub use self::pools::{POOLS_EXAMPLE, Pool, PoolsError, parse_pools};
 use self::replica::Replica;
 use crate::text::Words;
@@ -93,13 +100,28 @@ pub struct ReplicaAddress {
 pub struct Handle {
     addresses: Vec<ReplicaAddress>,
     pools: BTreeMap<String, (Arc<Pool>, Arc<Words>)>,
+    /// By replica, as in `addresses`.
     tasks: Vec<Option<Task>>,
+    faults: Vec<Injected>,
+}
+
+/// What was injected into one replica.
+#[derive(Clone, Copy, Debug, Default)]
+struct Injected {
+    fault: Option<Fault>,
+    /// How often it was set.
+    turn: u64,
 }
 
 /// Starts every replica of every pool. Runs on the current tokio runtime, which
 /// must have the time and I/O drivers.
 pub async fn start(pools: Vec<Pool>) -> Result<Handle, ServeError> {
-    let mut handle = Handle { addresses: Vec::new(), pools: BTreeMap::new(), tasks: Vec::new() };
+    let mut handle = Handle {
+        addresses: Vec::new(),
+        pools: BTreeMap::new(),
+        tasks: Vec::new(),
+        faults: Vec::new(),
+    };
     for pool in pools {
         let (pool, words) = (Arc::new(pool.clone()), Arc::new(Words::new(pool.tokenizer)));
         for (index, &port) in pool.ports.iter().enumerate() {
@@ -107,6 +129,7 @@ pub async fn start(pools: Vec<Pool>) -> Result<Handle, ServeError> {
             let (address, task) = launch(wanted, &pool, &words).await?;
             handle.addresses.push(ReplicaAddress { pool: pool.name.clone(), index, address });
             handle.tasks.push(Some(task));
+            handle.faults.push(Injected::default());
         }
         handle.pools.insert(pool.name.clone(), (pool, words));
     }
@@ -163,6 +186,43 @@ impl Handle {
         Ok(())
     }
 
+    /// Sets what is wrong with a replica, or that nothing is. Answers that are
+    /// under way are slowed, stalled and cut like new ones; a status and a reset
+    /// concern only those that begin later. A crashed replica starts afresh with
+    /// any other fault or none. Returns a number for [`Handle::turn`].
+    pub async fn set_fault(
+        &mut self,
+        pool: &str,
+        index: usize,
+        fault: Option<Fault>,
+    ) -> Result<u64, ServeError> {
+        let place = self.find(pool, index)?;
+        if fault == Some(Fault::Crash) {
+            self.kill(pool, index).await?;
+        } else {
+            self.restart(pool, index).await?;
+            if let Some(Some(task)) = self.tasks.get(place) {
+                task.replica.set_fault(fault);
+            }
+        }
+        let injected = self.faults.get_mut(place);
+        Ok(injected.map_or(0, |injected| {
+            *injected = Injected { fault, turn: injected.turn + 1 };
+            injected.turn
+        }))
+    }
+
+    /// What [`Handle::set_fault`] set last; nothing for an unknown replica.
+    pub fn fault(&self, pool: &str, index: usize) -> Option<Fault> {
+        self.faults.get(self.find(pool, index).ok()?)?.fault
+    }
+
+    /// What [`Handle::set_fault`] returned last, 0 before; nothing for an
+    /// unknown replica.
+    pub fn turn(&self, pool: &str, index: usize) -> Option<u64> {
+        Some(self.faults.get(self.find(pool, index).ok()?)?.turn)
+    }
+
     /// Stops every replica and cuts their connections.
     pub async fn stop(mut self) {
         for task in self.tasks.iter_mut().filter_map(Option::take) {
@@ -174,6 +234,7 @@ impl Handle {
 /// A replica's tasks: its engine, its listener and its connections.
 #[derive(Debug)]
 struct Task {
+    replica: Arc<Replica>,
     engine: JoinHandle<()>,
     listener: JoinHandle<()>,
     connections: Connections,
@@ -216,10 +277,13 @@ async fn launch(
         words: Arc::clone(words),
         requests: AtomicU64::new(0),
     });
-    let engine = tokio::spawn(async move { replica.run().await });
+    let engine = tokio::spawn({
+        let replica = Arc::clone(&replica);
+        async move { replica.run().await }
+    });
     let connections = Connections::default();
     let listener = tokio::spawn(accept(listener, service, Arc::clone(&connections)));
-    Ok((address, Task { engine, listener, connections }))
+    Ok((address, Task { replica, engine, listener, connections }))
 }
 
 fn lock(connections: &Connections) -> MutexGuard<'_, JoinSet<()>> {

@@ -6,7 +6,7 @@
 //!    "max_model_len": 8192, "ports": [8101, 8102]},
 //!   {"name": "long", "model": "sim-model", "tokenizer": "cl100k_base",
 //!    "max_model_len": 131072, "ports": [0],
-//!    "timing": {"step_ms": 6.0, "speed": 10}}
+//!    "speed": 10, "timing": {"step_ms": 6.0}}
 //! ]}
 //! ```
 //!
@@ -27,11 +27,11 @@ use crate::tokenizer::{NAMES, Tokenizer};
 pub const POOLS_EXAMPLE: &str = r#"{"pools": [
   {"name": "short", "model": "sim-model", "max_model_len": 8192, "ports": [8101, 8102]},
   {"name": "long", "model": "sim-model", "max_model_len": 131072, "ports": [0],
-   "tokenizer": "cl100k_base", "host": "127.0.0.1",
+   "tokenizer": "cl100k_base", "host": "127.0.0.1", "speed": 1,
    "timing": {"step_ms": 6, "prefill_us_per_token": 32, "decode_us_per_request": 20,
               "context_ns_per_token": 49, "max_num_seqs": 256,
               "max_num_batched_tokens": 8192, "kv_cache_tokens": 400000, "block_size": 16,
-              "enable_prefix_caching": true, "async_scheduling": true, "speed": 1}}
+              "enable_prefix_caching": true, "async_scheduling": true}}
 ]}"#;
 
 /// One pool of equal replicas.
@@ -53,6 +53,8 @@ pub struct Pool {
     pub step: Linear,
     /// How it schedules them.
     pub engine: Config,
+    /// Seconds that pass for a replica in a real one. 0.001 to 1,000,000.
+    pub speed: f64,
 }
 
 /// What is wrong with a pools document.
@@ -112,8 +114,8 @@ pub fn parse_pools(bytes: &[u8]) -> Result<Vec<Pool>, PoolsError> {
     Ok(pools)
 }
 
-const POOL_FIELDS: [&str; 7] =
-    ["name", "model", "tokenizer", "max_model_len", "host", "ports", "timing"];
+const POOL_FIELDS: [&str; 8] =
+    ["name", "model", "tokenizer", "max_model_len", "host", "ports", "speed", "timing"];
 
 fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
     let fields = Fields::new(path, value, &POOL_FIELDS)?;
@@ -154,6 +156,8 @@ fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
     Ok(Pool {
         step,
         engine,
+        // Many times faster: a demonstration need not wait for a real GPU.
+        speed: fields.number("speed", SPEEDS, 1.0)?,
         name: name.into(),
         model: fields.text("model")?.into(),
         tokenizer,
@@ -163,7 +167,10 @@ fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
     })
 }
 
-const TIMING_FIELDS: [&str; 11] = [
+/// What is allowed as a speed.
+pub(crate) const SPEEDS: std::ops::RangeInclusive<f64> = 0.001..=1e6;
+
+const TIMING_FIELDS: [&str; 10] = [
     "step_ms",
     "prefill_us_per_token",
     "decode_us_per_request",
@@ -174,7 +181,6 @@ const TIMING_FIELDS: [&str; 11] = [
     "block_size",
     "enable_prefix_caching",
     "async_scheduling",
-    "speed",
 ];
 
 /// Tokens that the KV cache holds unless the document says otherwise.
@@ -185,17 +191,9 @@ fn parse_timing(pool: &Fields, max_model_len: u32) -> Result<(Linear, Config), F
     let empty = Value::Object(serde_json::Map::new());
     let path = pool.at("timing");
     let fields = Fields::new(&path, pool.get("timing").unwrap_or(&empty), &TIMING_FIELDS)?;
-    // Times as many faster: a demonstration need not wait for a real GPU.
-    let speed = fields.number("speed", 0.001..=1e6, 1.0)?;
     let time = |field: &str, unit: f64, default_ns: u64| -> Result<u64, FieldError> {
         let value = fields.number(field, 0.0..=60_000.0, default_ns as f64 / unit)?;
-        let time = (value * unit / speed) as u64;
-        if time > 60_000_000_000 {
-            let found = format!("{} s after division by speed {speed}", time as f64 / 1e9);
-            let allowed = "at most 60 s after division by speed".into();
-            return Err(FieldError { path: fields.at(field), found, allowed });
-        }
-        Ok(time)
+        Ok((value * unit) as u64)
     };
     let step = Linear {
         step_ns: time("step_ms", 1e6, default.step_ns)?.max(1),
@@ -271,6 +269,7 @@ mod tests {
         assert_eq!((pools[0].engine.num_gpu_blocks, pools[0].engine.max_model_len), (25_001, 100));
         assert_eq!(pools[0].engine.check(), Ok(()));
         assert!(pools[0].host.is_loopback());
+        assert!((pools[0].speed - 1.0).abs() < 1e-9);
     }
 
     #[test]
@@ -284,15 +283,6 @@ mod tests {
         for field in POOL_FIELDS.iter().chain(&TIMING_FIELDS) {
             assert!(POOLS_EXAMPLE.contains(&format!("\"{field}\":")), "{field}");
         }
-    }
-
-    #[test]
-    fn speed_divides_every_time() {
-        let timing = r#", "timing": {"speed": 10, "decode_us_per_request": 50}"#;
-        let pools = parse_pools(with(timing).as_bytes()).unwrap();
-        assert_eq!(pools[0].step.step_ns, 600_000);
-        assert_eq!(pools[0].step.decode_sequence_ns, 5_000);
-        assert_eq!(pools[0].engine.max_num_seqs, 256);
     }
 
     #[test]
@@ -315,10 +305,7 @@ mod tests {
                     "allowed: at least max_num_seqs",
                 ],
             ),
-            (
-                &with(r#", "timing": {"step_ms": 60000, "speed": 0.5}"#),
-                vec!["pools[0].timing.step_ms: found 120 s after", "at most 60 s"],
-            ),
+            (&with(r#", "speed": 0"#), vec!["pools[0].speed: found 0; allowed: a number, 0.001"]),
         ] {
             let message = error(text);
             for part in parts {

@@ -1,26 +1,30 @@
 //! One replica: an engine on the real clock.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tidegate_sim::engine::{self, ConfigError, Engine, Event, Job, JobId, What};
+use tidegate_sim::engine::{self, ConfigError, Engine, Event, Job, JobId, Load, What};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::clock::Clock;
+use super::fault::Fault;
 use super::metrics::{Finish, Life, Metrics};
 use super::pools::Pool;
 
 /// The pool's engine, its open sequences and its counters.
 pub(super) struct Replica {
     pub(super) pool: Arc<Pool>,
-    epoch: Instant,
     state: Mutex<State>,
     /// The engine's next event may have moved.
     wake: Notify,
 }
 
 struct State {
+    clock: Clock,
+    fault: Option<Fault>,
     engine: Box<dyn Engine + Send>,
     open: BTreeMap<JobId, Open>,
     metrics: Metrics,
@@ -67,27 +71,46 @@ impl Drop for Outputs {
     }
 }
 
+impl fmt::Debug for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replica").field("pool", &self.pool.name).finish_non_exhaustive()
+    }
+}
+
 impl Replica {
     pub(super) fn new(pool: Arc<Pool>) -> Result<Arc<Self>, ConfigError> {
         let state = State {
+            clock: Clock::new(Instant::now(), pool.speed),
+            fault: None,
             engine: Box::new(engine::Replica::new(pool.engine.clone(), pool.step)?),
             open: BTreeMap::new(),
             metrics: Metrics::new(),
             events: Vec::new(),
         };
-        Ok(Arc::new(Self {
-            pool,
-            epoch: Instant::now(),
-            state: Mutex::new(state),
-            wake: Notify::new(),
-        }))
+        Ok(Arc::new(Self { pool, state: Mutex::new(state), wake: Notify::new() }))
+    }
+
+    /// Sets what is wrong with it from now on.
+    pub(super) fn set_fault(&self, fault: Option<Fault>) {
+        // What is due is done first, at the old pace.
+        let (_, mut state) = self.current();
+        let rate = self.pool.speed * fault.map_or(1.0, Fault::rate);
+        state.clock.set_rate(Instant::now(), rate);
+        state.fault = fault;
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// What is wrong with it.
+    pub(super) fn fault(&self) -> Option<Fault> {
+        self.current().1.fault
     }
 
     /// The state with everything done that is due; and what time that is.
     fn current(&self) -> (u64, MutexGuard<'_, State>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // Read under the lock: the engine's time must not go back.
-        let now = u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = state.clock.at(Instant::now());
         state.advance(now);
         (now, state)
     }
@@ -97,14 +120,13 @@ impl Replica {
         loop {
             let next = {
                 let (_, state) = self.current();
-                state.engine.next_event()
+                state.engine.next_event().and_then(|at| state.clock.when(at))
             };
             let woken = self.wake.notified();
             match next {
                 None => woken.await,
                 // Whichever comes first: another job may end sooner.
                 Some(at) => {
-                    let at = self.epoch + Duration::from_nanos(at);
                     let _ = tokio::time::timeout_at(at.into(), woken).await;
                 }
             }
@@ -149,6 +171,11 @@ impl Replica {
         }
         drop(state);
         self.wake.notify_one();
+    }
+
+    /// What it is busy with.
+    pub(super) fn load(&self) -> Load {
+        self.current().1.engine.load()
     }
 
     pub(super) fn metrics_text(&self) -> String {
