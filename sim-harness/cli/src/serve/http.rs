@@ -166,7 +166,7 @@ impl Service {
 }
 
 /// One sequence a choice, cut at the cap and at the window.
-fn wanted(ask: &Ask, output: Option<u32>) -> Vec<Wanted<'_>> {
+pub(super) fn wanted(ask: &Ask, output: Option<u32>) -> Vec<Wanted<'_>> {
     let each = ask.prompts.iter().flat_map(|prompt| {
         let drawn = || 1 + Pcg::new(prompt.hash, 0).below(LONGEST_DRAWN);
         let output = output.unwrap_or_else(drawn);
