@@ -348,11 +348,9 @@ fn an_overflow_is_an_under_route_once_the_usage_proves_it() -> Outcome {
     }
     let pools = Pools::start()?;
     let envoy = pools.envoy()?;
-    let counts = || -> Result<_, String> {
-        Ok(["under_route", "spill.unclear", "spill.down"]
-            .map(|name| envoy.counter(&format!("wasmcustom.tidegate.{name}")))
-            .into_iter()
-            .collect::<Result<Vec<u64>, String>>()?)
+    let counts = || -> Result<Vec<u64>, String> {
+        let names = ["under_route", "spill.unclear", "spill.down"];
+        names.iter().map(|name| envoy.counter(&format!("wasmcustom.tidegate.{name}"))).collect()
     };
     assert_eq!(counts()?, [0, 0, 0]);
     let send = |kind| chat(10).with("x-answer", kind).send(envoy.port());
