@@ -16,9 +16,9 @@ use tidegate_sim_cli::serve::{self, Handle};
 const CHAT: &str = "/v1/chat/completions";
 const POOLS: &str = r#"{"pools": [
     {"name": "short", "model": "sim-model", "tokenizer": "o200k_base",
-     "max_model_len": 8192, "ports": [0, 0], "timing": {"speed": 100}},
+     "max_model_len": 8192, "ports": [0, 0], "speed": 100},
     {"name": "long", "model": "sim-model", "tokenizer": "o200k_base",
-     "max_model_len": 131072, "ports": [0, 0], "timing": {"speed": 100}}]}"#;
+     "max_model_len": 131072, "ports": [0, 0], "speed": 100}]}"#;
 const CONFIG: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
     {"name": "short", "cluster": "short", "max_model_len": 8192},
     {"name": "long", "cluster": "long", "max_model_len": 131072}]}]}"#;
