@@ -32,6 +32,13 @@ test: lint wasm envoy ## every check, at reduced size
 prove: wasm envoy ## the sizes that are claimed; writes docs/proof.md
 	docs/prove.sh
 
+# Where traces are, for what needs real ones.
+TRACES ?= ../shared/data/traces
+
+.PHONY: bench
+bench: ## the engine's speed beside AISimulate's, as a ratio; builds that too
+	sim-harness/bench/speed.sh $(TRACES)
+
 .PHONY: fuzz
 fuzz: ## each fuzz target for a minute; needs cargo-fuzz and a nightly compiler
 	@for target in request usage config; do \
