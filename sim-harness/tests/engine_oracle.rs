@@ -14,8 +14,8 @@ mod naive;
 
 use proptest::prelude::*;
 use tidegate_sim::engine::{
-    Config, Ended, Event, Fcfs, Finished, Job, Policy, Priority, Replica, Sink, StepTime, What,
-    Work,
+    Config, Disaggregated, Ended, Engine, Event, Fcfs, Finished, Job, JobId, Policy, Priority,
+    Replica, Sink, StepTime, Transfer, What, Work,
 };
 
 use naive::Naive;
@@ -171,6 +171,68 @@ fn run(config: &Config, by_priority: bool, ops: &[Op]) -> Result<(), TestCaseErr
     Ok(())
 }
 
+/// Drives any engine through the workload; every job that is not aborted ends
+/// once, with its tokens in order, and leaves nothing behind.
+fn ends_once(engine: &mut dyn Engine, seats: u64, ops: &[Op]) -> Result<(), TestCaseError> {
+    let (mut told, mut now) = (Told::default(), 0);
+    let mut jobs: Vec<(JobId, u32, bool)> = Vec::new();
+    for (tag, op) in ops.iter().enumerate() {
+        now += op.gap;
+        engine.advance(now, &mut told);
+        let job = Job { prefix: &op.names, tag: tag as u64, ..Job::new(op.prompt, op.output) };
+        let id = engine.submit(now, &job).unwrap();
+        jobs.push((id, op.output, false));
+        if let Some(job) = op.abort.and_then(|back| jobs.iter_mut().rev().nth(back)) {
+            let ended = told.finished.iter().any(|f| f.job == job.0);
+            prop_assert_eq!(engine.abort(now, job.0), !ended && !job.2);
+            job.2 |= !ended;
+        }
+        let load = engine.load();
+        prop_assert!(load.running as u64 <= seats && load.kv_used <= load.kv_capacity);
+    }
+    let latest = now + 10_000_000;
+    while let Some(at) = engine.next_event() {
+        prop_assert!(at < latest, "it does not end");
+        engine.advance(at, &mut told);
+        now = at;
+    }
+    prop_assert_eq!(engine.load().kv_used, 0);
+    prop_assert_eq!((engine.load().running, engine.load().waiting), (0, 0));
+    prop_assert!(told.events.is_sorted_by_key(|event| event.at));
+    prop_assert!(told.steps.is_sorted_by_key(|step| step.end));
+    for &(id, output, aborted) in &jobs {
+        let of_it = told.events.iter().filter(|event| event.job == id);
+        let tokens: Vec<u32> = of_it
+            .filter_map(|event| match event.what {
+                What::Token { nth, .. } => Some(nth),
+                _ => None,
+            })
+            .collect();
+        let count = tokens.len() as u32;
+        prop_assert!(tokens.iter().copied().eq(1..=count));
+        prop_assert!(aborted || count == output, "{} of {}", count, output);
+        let ends = told.finished.iter().filter(|f| f.job == id).count();
+        prop_assert_eq!(ends, usize::from(!aborted));
+    }
+    // Throughput is at most seats over the mean time in a seat: the time spent
+    // in seats is at most all there is.
+    let mut seated = 0u128;
+    let mut since = std::collections::BTreeMap::new();
+    for event in &told.events {
+        let left = match event.what {
+            What::Scheduled { .. } => {
+                since.insert(event.job, event.at);
+                None
+            }
+            What::Preempted | What::Token { last: true, .. } => since.remove(&event.job),
+            _ => None,
+        };
+        seated += left.map_or(0, |since| u128::from(event.at - since));
+    }
+    prop_assert!(seated <= u128::from(seats) * u128::from(now));
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         // PROPTEST_CASES asks for more.
@@ -186,5 +248,25 @@ proptest! {
         ops in prop::collection::vec(op(), 1..40),
     ) {
         run(&config, by_priority, &ops)?;
+    }
+
+    #[test]
+    fn ranks_and_pairs_end_every_job_once(
+        config in config(),
+        ranks in 1u32..4,
+        (prefills, decodes) in (1usize..3, 1usize..3),
+        transfer in (0u64..3_000, 0u64..100),
+        ops in prop::collection::vec(op(), 1..40),
+    ) {
+        let fcfs = || -> Box<dyn Policy> { Box::new(Fcfs) };
+        let mut together = Replica::with_policy(config.clone(), Odd, ranks, fcfs).unwrap();
+        let seats = u64::from(config.max_num_seqs);
+        ends_once(&mut together, seats * u64::from(ranks), &ops)?;
+        let (latency_ns, bytes_per_token) = transfer;
+        let transfer =
+            Transfer { latency_ns, bytes_per_token, bytes_per_second: 1_000_000_000 };
+        let some = |count| vec![(config.clone(), Odd); count];
+        let mut pair = Disaggregated::new(some(prefills), some(decodes), transfer).unwrap();
+        ends_once(&mut pair, seats * (prefills + decodes) as u64, &ops)?;
     }
 }

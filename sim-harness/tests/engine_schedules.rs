@@ -15,7 +15,8 @@ use std::cell::RefCell;
 use std::fmt::Write as _;
 
 use tidegate_sim::engine::{
-    Config, Event, Fcfs, Job, JobId, Policy, Priority, Replica, Sink, StepTime, What, Work,
+    Config, Disaggregated, Engine, Event, Fcfs, Job, JobId, Policy, Priority, Replica, Sink,
+    StepTime, Transfer, What, Work,
 };
 
 /// Writes down every step, as its time is asked for.
@@ -50,6 +51,7 @@ impl Sink for Names<'_> {
         let what = match event.what {
             What::Scheduled { cached: 0 } => format!("{name} enters"),
             What::Scheduled { cached } => format!("{name} enters, {cached} cached"),
+            What::Fetching { until } => format!("{name} is fetched until {until}"),
             What::Preempted => format!("{name} makes room"),
             What::Token { nth, last } => format!("{name}{nth}{}", if last { "!" } else { "" }),
         };
@@ -397,4 +399,66 @@ fn ranks_step_together() {
 @41 B2!
 ";
     assert_eq!(found, expected);
+}
+
+/// A is computed at 0 by one replica and fetched by the other: 5 ns and one for
+/// each of 8 tokens. Until then both hold its two blocks. Its last token is
+/// computed again there. Of B, the same prompt, the first replica has one block
+/// and so has the second: 4 tokens are fetched. C asks for one token.
+#[test]
+fn prompts_are_fetched_from_the_replica_that_computed_them() {
+    let log = Log { text: RefCell::default(), time: |_| 10 };
+    let config = Config { enable_prefix_caching: true, every_token: true, ..small(20) };
+    let transfer = Transfer { latency_ns: 5, bytes_per_token: 1, bytes_per_second: 1_000_000_000 };
+    let one = || vec![(config.clone(), &log)];
+    let mut pair = Disaggregated::new(one(), one(), transfer).unwrap();
+    let mut names = Names { log: &log, jobs: Vec::new() };
+    let mut used = Vec::new();
+    for (at, output, prefix) in [(0, 3, [1, 2]), (100, 2, [1, 2]), (200, 1, [3, 4])] {
+        let job = Job { prefix: &prefix, ..Job::new(8, output) };
+        pair.advance(at, &mut names);
+        names.jobs.push(pair.submit(at, &job).unwrap());
+        for later in [15, 25] {
+            pair.advance(at + later, &mut names);
+            used.push(pair.load().kv_used);
+        }
+    }
+    // Gone before its blocks were fetched.
+    let gone = pair.submit(300, &Job::new(8, 2)).unwrap();
+    names.jobs.push(gone);
+    pair.advance(312, &mut names);
+    assert!(pair.abort(312, gone) && !pair.abort(312, gone));
+    pair.advance(1_000, &mut names);
+    assert_eq!((pair.load().kv_used, pair.next_event()), (0, None));
+    assert_eq!(used, [4, 2, 4, 2, 4, 2]);
+    // Replicas run on to the next instant before anything is told.
+    let expected = "  8/0
+@0 A enters
+@10 A is fetched until 23
+  1/7
+@23 A enters, 7 cached
+@33 A1
+  1 decode over 8
+@43 A2
+  1 decode over 9
+@53 A3!
+  4/4
+@100 B enters, 4 cached
+@110 B is fetched until 119
+  1/7
+@119 B enters, 7 cached
+@129 B1
+  1 decode over 8
+@139 B2!
+  8/0
+@200 C enters
+@210 C is fetched until 223
+  1/7
+@223 C enters, 7 cached
+@233 C1!
+  8/0
+@300 D enters
+@310 D is fetched until 323
+";
+    assert_eq!(log.text.into_inner(), expected);
 }

@@ -40,6 +40,7 @@
 
 mod config;
 mod decoders;
+mod disaggregated;
 mod index;
 mod kv;
 mod linear;
@@ -50,13 +51,16 @@ mod sequence;
 mod step;
 mod summary;
 mod table;
+mod transfer;
 
 pub use config::{Config, ConfigError};
+pub use disaggregated::Disaggregated;
 pub use linear::{Linear, LinearError};
 pub use policy::{Fcfs, Policy, Priority, Rank, Ticket};
 pub use replica::Replica;
 pub use step::{Chunk, StepTime, Work};
 pub use summary::Summary;
+pub use transfer::Transfer;
 
 use std::fmt;
 
@@ -107,6 +111,11 @@ pub enum What {
     Scheduled {
         /// Tokens found in the prefix cache.
         cached: u32,
+    },
+    /// Its prompt's KV blocks, computed elsewhere, are on their way.
+    Fetching {
+        /// When they will be there. Nanoseconds.
+        until: u64,
     },
     /// It made room for others and waits again; its tokens are computed anew.
     Preempted,
@@ -203,6 +212,17 @@ pub struct Load {
 }
 
 impl Load {
+    /// The sum of two replicas' loads.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            running: self.running + other.running,
+            waiting: self.waiting + other.waiting,
+            kv_used: self.kv_used + other.kv_used,
+            kv_capacity: self.kv_capacity + other.kv_capacity,
+        }
+    }
+
     /// Share of the KV cache in use, 0 to 1: vLLM's `kv_cache_usage_perc`.
     pub fn kv_usage(&self) -> f64 {
         self.kv_used as f64 / self.kv_capacity.max(1) as f64

@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use super::config::{Config, ConfigError};
 use super::policy::{Fcfs, Policy};
 use super::scheduler::{Composed, Scheduler};
+use super::sequence::Handoff;
 use super::step::{StepTime, Work};
+use super::transfer::Transfer;
 use super::{Counts, Ended, Engine, Job, JobId, Load, Sink, TooLong};
 
 /// A replica: one engine, or data-parallel ranks of one that step together.
@@ -70,8 +72,25 @@ impl<T: StepTime> Replica<T> {
         })
     }
 
+    /// Lets jobs fetch their prompts' blocks from another replica.
+    pub(super) fn set_transfer(&mut self, transfer: Transfer) {
+        for rank in &mut self.ranks {
+            rank.set_transfer(transfer);
+        }
+    }
+
     /// Takes a job into the queue.
     pub fn submit(&mut self, now: u64, job: &Job<'_>) -> Result<JobId, TooLong> {
+        self.hand(now, job, Handoff::None)
+    }
+
+    /// Takes a job, or a part of one, into the queue.
+    pub(super) fn hand(
+        &mut self,
+        now: u64,
+        job: &Job<'_>,
+        handoff: Handoff,
+    ) -> Result<JobId, TooLong> {
         let tokens = u64::from(job.prompt_tokens.max(1)) + u64::from(job.output_tokens.max(1));
         if tokens > self.max_model_len.into() {
             return Err(TooLong {
@@ -86,7 +105,7 @@ impl<T: StepTime> Replica<T> {
         };
         let ranks = self.ranks.iter().enumerate();
         let rank = ranks.min_by_key(|(_, rank)| busy(rank)).map_or(0, |(at, _)| at);
-        let id = self.ranks.get_mut(rank).map_or(0, |rank| rank.submit(now, job));
+        let id = self.ranks.get_mut(rank).map_or(0, |rank| rank.submit(now, job, handoff));
         self.wake(now);
         Ok(id)
     }
@@ -102,8 +121,8 @@ impl<T: StepTime> Replica<T> {
 
     /// While a step runs, the next one is composed at its end.
     fn wake(&mut self, now: u64) {
-        if self.steps.is_empty() && self.due.is_none() {
-            self.due = Some(now);
+        if self.steps.is_empty() {
+            self.due = Some(self.due.map_or(now, |due| due.min(now)));
         }
     }
 
@@ -159,6 +178,8 @@ impl<T: StepTime> Replica<T> {
             // All that could run made room: now others may enter.
             if self.steps.is_empty() && step.ranks.iter().any(|composed| composed.room_made) {
                 self.due = Some(at);
+            } else if self.steps.is_empty() {
+                self.due = self.ranks.iter().filter_map(Scheduler::next_fetched).min();
             }
             self.spare.push(step);
             return;
@@ -200,12 +221,12 @@ impl<T: StepTime> Replica<T> {
 
     /// What it is busy with, all ranks together.
     pub fn load(&self) -> Load {
-        self.ranks.iter().map(Scheduler::load).fold(Load::default(), |sum, load| Load {
-            running: sum.running + load.running,
-            waiting: sum.waiting + load.waiting,
-            kv_used: sum.kv_used + load.kv_used,
-            kv_capacity: sum.kv_capacity + load.kv_capacity,
-        })
+        self.ranks.iter().map(Scheduler::load).fold(Load::default(), Load::plus)
+    }
+
+    /// Prompt and output tokens of one job, at most.
+    pub(super) fn max_model_len(&self) -> u32 {
+        self.max_model_len
     }
 
     /// Counts since its start, all ranks together. A step of several ranks

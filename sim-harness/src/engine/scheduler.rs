@@ -14,9 +14,10 @@ use super::config::Config;
 use super::decoders::Decoders;
 use super::kv::{Found, Kv};
 use super::policy::{Policy, Rank, Ticket};
-use super::sequence::{Sequence, Stage};
+use super::sequence::{Handoff, Sequence, Stage};
 use super::step::{Chunk, Work};
 use super::table::{NONE, Table};
+use super::transfer::Transfer;
 use super::{Counts, Event, Finished, Job, JobId, Load, Sink, What};
 
 /// Bits of a job's number that name its place.
@@ -83,6 +84,11 @@ pub(super) struct Scheduler {
     /// The running ones that prefill, in the same order.
     prefilling: Vec<u32>,
     decoders: Decoders,
+    /// What fetches blocks from elsewhere, when the last fetch that was asked
+    /// for will be done, and what is being fetched until when.
+    transfer: Option<Transfer>,
+    fetched: u64,
+    fetching: Vec<(u64, u32)>,
     /// The waiting job that did not fit; nothing has changed for it since.
     stuck: Option<JobId>,
     serial: u64,
@@ -109,6 +115,9 @@ impl Scheduler {
             waiting: BTreeMap::new(),
             running: Vec::new(),
             prefilling: Vec::new(),
+            transfer: None,
+            fetched: 0,
+            fetching: Vec::new(),
             stuck: None,
             serial: 0,
             seats: 0,
@@ -121,10 +130,15 @@ impl Scheduler {
         }
     }
 
+    /// Lets jobs fetch their prompts' blocks.
+    pub(super) fn set_transfer(&mut self, transfer: Transfer) {
+        self.transfer = Some(transfer);
+    }
+
     pub(super) fn load(&self) -> Load {
         Load {
             running: self.running.len(),
-            waiting: self.waiting.len(),
+            waiting: self.waiting.len() + self.fetching.len(),
             kv_used: self.kv.used().into(),
             kv_capacity: self.kv.capacity().into(),
         }
@@ -135,10 +149,15 @@ impl Scheduler {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty()
+        self.running.is_empty() && self.waiting.is_empty() && self.fetching.is_empty()
     }
 
-    pub(super) fn submit(&mut self, now: u64, job: &Job<'_>) -> JobId {
+    /// When the next blocks will have been fetched.
+    pub(super) fn next_fetched(&self) -> Option<u64> {
+        self.fetching.iter().map(|&(ready, _)| ready).min()
+    }
+
+    pub(super) fn submit(&mut self, now: u64, job: &Job<'_>, handoff: Handoff) -> JobId {
         let place = self.sequences.reuse();
         let id = (self.serial << PLACE_BITS | u64::from(place)) * self.rank.1 + self.rank.0;
         let sequence = self.sequences.at_mut(place);
@@ -151,6 +170,7 @@ impl Scheduler {
             tag: job.tag,
             serial: self.serial,
             stage: Stage::Waiting,
+            handoff,
             prompt: job.prompt_tokens.max(1),
             output: job.output_tokens.max(1),
             priority: job.priority,
@@ -202,6 +222,9 @@ impl Scheduler {
         step.clear();
         self.planned.clear();
         self.parked.clear();
+        if !self.fetching.is_empty() {
+            self.end_fetches(now);
+        }
         let budget = self.config.max_num_batched_tokens;
         let (left, room_made) = match self.plan_all(budget) {
             Some(left) => {
@@ -292,18 +315,21 @@ impl Scheduler {
                 continue;
             }
             while need > self.kv.free() {
-                room_made = true;
                 let victim = {
                     let mut tickets = self.running.iter().map(|&(_, place)| self.ticket(place));
                     self.policy.victim(&mut tickets).min(self.running.len() - 1)
                 };
                 let Some(&(_, gives)) = self.running.get(victim) else { break };
+                if gives == place && self.reclaim(None) {
+                    continue;
+                }
                 let planned = victim < at;
                 if planned {
                     // It was in this step: no more.
                     at -= 1;
                     budget += self.unplan(gives);
                 }
+                room_made = true;
                 self.make_room(now, gives, planned, sink);
                 if gives == place {
                     break 'sequences;
@@ -368,31 +394,49 @@ impl Scheduler {
             }
             let known = sequence.known();
             let own = (sequence.own != NONE).then_some((sequence.own, sequence.job));
+            // Blocks that were fetched for it.
+            let held = sequence.blocks;
             // The last token is always computed: it yields the next one.
             let most = if self.config.enable_prefix_caching { (known - 1) / size } else { 0 };
+            let most = if held > 0 { 0 } else { most };
             self.kv.look_up(&sequence.names, sequence.named, own, most, &mut self.found);
             let cached = self.found.blocks();
-            let computed = cached * size;
+            let computed = if held > 0 { sequence.computed } else { cached * size };
+            let fetch = sequence.handoff == Handoff::Fetch && self.transfer.is_some();
             let mut new = known - computed;
-            let threshold = self.config.long_prefill_token_threshold;
-            if threshold > 0 {
-                new = new.min(threshold);
+            if !fetch {
+                let threshold = self.config.long_prefill_token_threshold;
+                if threshold > 0 {
+                    new = new.min(threshold);
+                }
+                let whole = !self.config.enable_chunked_prefill;
+                if whole && new > left && new <= self.config.max_num_batched_tokens {
+                    break;
+                }
+                new = new.min(left);
             }
-            let whole = !self.config.enable_chunked_prefill;
-            if whole && new > left && new <= self.config.max_num_batched_tokens {
-                break;
-            }
-            new = new.min(left);
-            let free = self.kv.free();
-            let fits = |tokens: u32| tokens.div_ceil(size) - cached + self.found.idle <= free;
+            let (free, idle) = (self.kv.free(), self.found.idle);
+            let fits =
+                |tokens: u32| tokens.div_ceil(size).saturating_sub(held + cached) + idle <= free;
             if !fits(computed + new) || (self.config.scheduler_reserve_full_isl && !fits(known)) {
-                self.stuck = Some(sequence.job);
+                let job = sequence.job;
+                if self.running.is_empty() && self.reclaim(Some(place)) {
+                    continue;
+                }
+                self.stuck = Some(job);
                 break;
             }
-            self.kv.take(&self.found, own, &mut sequence.holdings);
-            sequence.own = NONE;
-            sequence.computed = computed;
-            (sequence.blocks, sequence.written) = (cached, cached);
+            if held == 0 {
+                self.kv.take(&self.found, own, &mut sequence.holdings);
+                sequence.own = NONE;
+                sequence.computed = computed;
+                (sequence.blocks, sequence.written) = (cached, cached);
+            }
+            self.waiting.remove(&rank);
+            if fetch {
+                self.fetch(now, place, sink);
+                continue;
+            }
             sequence.stage = Stage::Prefill;
             sequence.seat = self.seats;
             if sequence.scheduled.is_none() {
@@ -405,7 +449,6 @@ impl Scheduler {
             }
             let what = What::Scheduled { cached: computed };
             sink.event(Event { at: now, job: sequence.job, what });
-            self.waiting.remove(&rank);
             self.running.push((self.seats, place));
             self.seats += 1;
             self.prefilling.push(place);
@@ -414,6 +457,62 @@ impl Scheduler {
             step.admitted += 1;
             left -= new;
         }
+    }
+
+    /// Allocates blocks for a whole prompt and has those that are not cached
+    /// fetched, one job after the other. They can be found once they are there.
+    fn fetch(&mut self, now: u64, place: u32, sink: &mut dyn Sink) {
+        let sequence = self.sequences.at_mut(place);
+        let blocks = sequence.known().div_ceil(self.config.block_size);
+        self.kv.allocate(blocks - sequence.blocks);
+        sequence.blocks = blocks;
+        let tokens = sequence.known() - sequence.computed;
+        let time = self.transfer.map_or(0, |transfer| transfer.time(tokens));
+        self.fetched = self.fetched.max(now).saturating_add(time);
+        sequence.stage = Stage::Fetching;
+        sequence.handoff = Handoff::None;
+        self.fetching.push((self.fetched, place));
+        let what = What::Fetching { until: self.fetched };
+        sink.event(Event { at: now, job: sequence.job, what });
+    }
+
+    /// What has been fetched by now goes back to its place in the queue. Its last
+    /// token is left to be computed: it yields the first one.
+    fn end_fetches(&mut self, now: u64) {
+        for at in (0..self.fetching.len()).rev() {
+            let Some(&(ready, place)) = self.fetching.get(at) else { continue };
+            if ready > now {
+                continue;
+            }
+            self.fetching.remove(at);
+            let sequence = self.sequences.at_mut(place);
+            sequence.stage = Stage::Waiting;
+            sequence.computed = sequence.known() - 1;
+            if self.config.enable_prefix_caching {
+                let written = sequence.known() / self.config.block_size;
+                let named = written.min(sequence.named);
+                self.kv.write(&sequence.names, sequence.written, named, &mut sequence.holdings);
+                sequence.written = written;
+            }
+            self.waiting.insert(sequence.rank, place);
+            self.stuck = None;
+        }
+    }
+
+    /// Frees the blocks that were fetched for the last in the queue but `spared`;
+    /// its prompt will be computed here. Says whether there was one. vLLM 0.19
+    /// has no such thing: when all that is free has been fetched for others, it
+    /// stands still.
+    fn reclaim(&mut self, spared: Option<u32>) -> bool {
+        if self.transfer.is_none() {
+            return false;
+        }
+        let holds = |place: u32| Some(place) != spared && self.sequences.at(place).blocks > 0;
+        let last = self.waiting.values().rev().copied().find(|&place| holds(place));
+        if let Some(place) = last {
+            self.free_blocks(place, false);
+        }
+        last.is_some()
     }
 
     /// Ends the composition: counts what is in the step and moves every sequence
@@ -528,11 +627,22 @@ impl Scheduler {
         sequence.stage = Stage::Prefill;
     }
 
-    /// Frees a running sequence's blocks and takes it out of the batch.
-    fn vacate(&mut self, place: u32, planned: bool, keep: bool) {
+    /// Takes a sequence out of the batch; it keeps its blocks.
+    fn unseat(&mut self, place: u32, planned: bool) {
         if self.sequences.at(place).stage == Stage::Decode {
             self.leave_decoding(place, planned);
         }
+        let seat = self.sequences.at(place).seat;
+        if let Ok(at) = self.running.binary_search_by_key(&seat, |&(seat, _)| seat) {
+            self.running.remove(at);
+        }
+        self.prefilling.retain(|&other| other != place);
+        // A seat is free.
+        self.stuck = None;
+    }
+
+    /// Frees a sequence's blocks. `keep`: it may look them up again.
+    fn free_blocks(&mut self, place: u32, keep: bool) {
         let sequence = self.sequences.at_mut(place);
         let found = sequence.written.min(sequence.named);
         if keep && self.config.enable_prefix_caching {
@@ -543,17 +653,13 @@ impl Scheduler {
         }
         self.kv.free_named(&mut sequence.holdings);
         (sequence.computed, sequence.blocks, sequence.written) = (0, 0, 0);
-        let seat = sequence.seat;
-        if let Ok(at) = self.running.binary_search_by_key(&seat, |&(seat, _)| seat) {
-            self.running.remove(at);
-        }
-        self.prefilling.retain(|&other| other != place);
         self.stuck = None;
     }
 
     /// A running sequence makes room for another and waits again.
     fn make_room(&mut self, now: u64, place: u32, planned: bool, sink: &mut dyn Sink) {
-        self.vacate(place, planned, true);
+        self.unseat(place, planned);
+        self.free_blocks(place, true);
         self.sequences.at_mut(place).stage = Stage::Waiting;
         let rank = self.policy.preempted(&self.ticket(place), self.room_made);
         self.room_made += 1;
@@ -568,14 +674,18 @@ impl Scheduler {
     /// Takes a sequence out, wherever it is.
     fn end(&mut self, place: u32) {
         let sequence = self.sequences.at(place);
-        if sequence.stage == Stage::Waiting {
-            self.waiting.remove(&sequence.rank);
-            if sequence.own != NONE {
-                self.kv.forget_own(sequence.own, sequence.job);
+        match sequence.stage {
+            Stage::Waiting => {
+                self.waiting.remove(&sequence.rank);
+                if sequence.own != NONE {
+                    self.kv.forget_own(sequence.own, sequence.job);
+                }
             }
-        } else {
-            self.vacate(place, false, false);
+            Stage::Fetching => self.fetching.retain(|&(_, other)| other != place),
+            Stage::Prefill | Stage::Decode | Stage::Ending => self.unseat(place, false),
+            Stage::Gone | Stage::Kept => {}
         }
+        self.free_blocks(place, false);
         let sequence = self.sequences.at_mut(place);
         sequence.stage = Stage::Gone;
         sequence.job = JobId::MAX;
@@ -609,7 +719,12 @@ impl Scheduler {
                     cached_tokens: sequence.cached,
                     preemptions: sequence.preemptions,
                 };
-                self.end(place);
+                if sequence.handoff == Handoff::Give && sequence.stage == Stage::Ending {
+                    self.unseat(place, false);
+                    self.sequences.at_mut(place).stage = Stage::Kept;
+                } else {
+                    self.end(place);
+                }
                 sink.finished(&finished);
             }
         }

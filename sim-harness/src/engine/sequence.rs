@@ -12,12 +12,28 @@ pub(super) enum Stage {
     Gone,
     /// In the queue.
     Waiting,
+    /// In the queue; its prompt's blocks are being fetched from elsewhere.
+    Fetching,
     /// In the batch; tokens before its next one are still to be computed.
     Prefill,
     /// In the batch; one token a step.
     Decode,
     /// In the batch; its last token is on its way.
     Ending,
+    /// Done; its blocks are kept for another engine that fetches them.
+    Kept,
+}
+
+/// Whether one engine computes a job's prompt and another one its answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Handoff {
+    /// This one does both.
+    #[default]
+    None,
+    /// This one computes the prompt and keeps its blocks until told.
+    Give,
+    /// This one fetches the prompt's blocks.
+    Fetch,
 }
 
 #[derive(Debug)]
@@ -26,6 +42,8 @@ pub(super) struct Sequence {
     pub(super) tag: u64,
     pub(super) serial: u64,
     pub(super) stage: Stage,
+    /// [`Handoff::Fetch`] until it has been done.
+    pub(super) handoff: Handoff,
     pub(super) prompt: u32,
     pub(super) output: u32,
     pub(super) priority: i32,
@@ -66,6 +84,7 @@ impl Default for Sequence {
             tag: 0,
             serial: 0,
             stage: Stage::Gone,
+            handoff: Handoff::None,
             prompt: 1,
             output: 1,
             priority: 0,
