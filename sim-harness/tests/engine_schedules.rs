@@ -284,6 +284,26 @@ fn shared_prefixes_are_computed_once() {
     assert_eq!(found, expected);
 }
 
+/// Five blocks, six tokens of a prompt a step: at 0 A takes two and B, of whose
+/// five it finds one, needs four of three. At 10 A takes one more and fills two:
+/// B finds three and needs two of two.
+#[test]
+fn a_job_enters_once_others_have_written_what_it_shares() {
+    let config =
+        Config { enable_prefix_caching: true, long_prefill_token_threshold: 6, ..small(5) };
+    let found = schedule(config, &[(0, 16, 1, &[1, 2, 3, 4], 0), (0, 18, 1, &[1, 2, 3, 5], 0)]);
+    let expected = "\
+@0 A enters
+  6/0
+@10 B enters, 12 cached
+  6/6, 6/12
+@20 B1!
+  4/12
+@30 A1!
+";
+    assert_eq!(found, expected);
+}
+
 /// Five blocks: A has two, B three, all full at 20. A's next token drives out B
 /// and takes B's last block, the first to be reused. B's other two are still
 /// what they were when A ends: of its 13 tokens, 8 are found again.
