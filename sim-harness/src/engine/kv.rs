@@ -272,14 +272,11 @@ impl Kv {
                 users: 1,
                 ..Piece::default()
             });
-            match self.index.get(name) {
-                None => self.index.set(name, place),
-                Some(mut last) => {
-                    while self.pieces.at(last).sibling != NONE {
-                        last = self.pieces.at(last).sibling;
-                    }
-                    self.pieces.at_mut(last).sibling = place;
+            if let Some(mut last) = self.index.get_or_set(name, place) {
+                while self.pieces.at(last).sibling != NONE {
+                    last = self.pieces.at(last).sibling;
                 }
+                self.pieces.at_mut(last).sibling = place;
             }
             holdings.push(Holding { piece: place, blocks: end - start });
             from += end - start;
@@ -402,15 +399,7 @@ impl Kv {
         let piece = self.pieces.at(place);
         let Content::Named(name) = piece.content else { return };
         let next = piece.sibling;
-        let Some(mut at) = self.index.get(name) else { return };
-        if at == place {
-            if next == NONE {
-                self.index.remove(name);
-            } else {
-                self.index.set(name, next);
-            }
-            return;
-        }
+        let Some(mut at) = self.index.replace(name, place, next) else { return };
         while at != NONE {
             let sibling = self.pieces.at(at).sibling;
             if sibling == place {
