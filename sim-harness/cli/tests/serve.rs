@@ -363,3 +363,22 @@ async fn a_taken_port_is_named() {
     let error = tidegate_sim_cli::serve::start(pools).await.unwrap_err().to_string();
     assert!(error.contains(&port.to_string()), "{error}");
 }
+
+#[tokio::test]
+async fn prompts_with_the_same_start_hit_the_prefix_cache() {
+    let handle = pools().await;
+    let client = client(&handle, "long");
+    let start = "one two three ".repeat(30);
+    for end in ["red", "blue"] {
+        let body = completion(&json!({"prompt": format!("{start}{end}"), "max_tokens": 2}));
+        let response = client.post(COMPLETIONS, &[], body).await.unwrap();
+        let _ = json(response).await;
+    }
+    let queries = metric(&client, "vllm:prefix_cache_queries_total", "").await;
+    let hits = metric(&client, "vllm:prefix_cache_hits_total", "").await;
+    // All full blocks of the second prompt but its last are the first one's.
+    assert_eq!(hits, ((queries / 2.0 - 1.0) / 16.0).floor() * 16.0, "of {queries}");
+    assert!(hits >= 80.0, "{hits}");
+    assert_eq!(metric(&client, "vllm:num_preemptions_total", "").await, 0.0);
+    handle.stop().await;
+}

@@ -236,8 +236,9 @@ pub struct Counts {
     pub steps: u64,
     /// Times that a job made room for others.
     pub preemptions: u64,
-    /// Tokens looked up in the prefix cache, once each time that a job enters
-    /// the batch. vLLM 0.19 counts failed attempts to enter too.
+    /// Tokens looked up in the prefix cache when jobs first enter the batch. As
+    /// in vLLM, returns of those that made room are left out; unlike vLLM 0.19,
+    /// failed attempts to enter are, too.
     pub prefix_queries: u64,
     /// Of these, tokens found.
     pub prefix_hits: u64,

@@ -362,7 +362,7 @@ impl<T: StepTime> Naive<T> {
                 s.scheduled = Some(now);
                 s.cached = computed;
             }
-            if self.config.enable_prefix_caching {
+            if self.config.enable_prefix_caching && s.preemptions == 0 {
                 self.counts.prefix_queries += u64::from(tokens);
                 self.counts.prefix_hits += u64::from(computed);
             }

@@ -69,7 +69,7 @@ impl Scheduler {
                 sequence.scheduled = Some(now);
                 sequence.cached = computed;
             }
-            if self.config.enable_prefix_caching {
+            if self.config.enable_prefix_caching && sequence.preemptions == 0 {
                 self.counts.prefix_queries += u64::from(known);
                 self.counts.prefix_hits += u64::from(computed);
             }
