@@ -97,6 +97,7 @@ fn small(blocks: u32) -> Config {
         max_model_len: blocks * 4,
         enable_prefix_caching: false,
         prefix_id_tokens: 4,
+        async_scheduling: false,
         ..Config::default()
     }
 }

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-/// The settings of one replica, or of each rank of one. Defaults: vLLM's for
-/// an API server on an H100-class GPU, with the KV cache of Llama-3-8B in bf16.
+/// The settings of one replica, or of each rank of one. Defaults: those of vLLM
+/// 0.19 for an API server on an H100-class GPU, with the KV cache of Llama-3-8B
+/// in bf16.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Sequences in one batch, at most. At least 1.
@@ -33,7 +34,9 @@ pub struct Config {
     /// was no such check.
     pub scheduler_reserve_full_isl: bool,
     /// Compose the next step while one runs: it then does not know what the
-    /// running one brings. vLLM: on by default since 0.14.
+    /// running one brings. vLLM: on by default since 0.14. A job's first token
+    /// then comes at the end of the second step after it was scheduled, as it
+    /// does in the measured runs of vLLM 0.19 in `../shared/data/measured`.
     pub async_scheduling: bool,
     /// Tell every token, not only the first and the last of each job.
     pub every_token: bool,
@@ -52,7 +55,7 @@ impl Default for Config {
             enable_chunked_prefill: true,
             long_prefill_token_threshold: 0,
             scheduler_reserve_full_isl: true,
-            async_scheduling: false,
+            async_scheduling: true,
             every_token: false,
         }
     }

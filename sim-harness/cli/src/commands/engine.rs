@@ -59,9 +59,9 @@ pub(super) struct Args {
     /// Let a request enter when its first chunk fits, as before vLLM 0.19.
     #[arg(long)]
     no_scheduler_reserve_full_isl: bool,
-    /// Compose the next step while one runs.
+    /// Compose a step only when the one before it has ended.
     #[arg(long)]
-    async_scheduling: bool,
+    no_async_scheduling: bool,
     /// Each step, milliseconds.
     #[arg(long, default_value_t = 6.0)]
     step_ms: f64,
@@ -106,7 +106,7 @@ impl Args {
                 enable_chunked_prefill: !self.no_chunked_prefill,
                 long_prefill_token_threshold: self.long_prefill_token_threshold,
                 scheduler_reserve_full_isl: !self.no_scheduler_reserve_full_isl,
-                async_scheduling: self.async_scheduling,
+                async_scheduling: !self.no_async_scheduling,
                 every_token: false,
             },
             // Traces have no priorities.

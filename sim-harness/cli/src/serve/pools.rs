@@ -240,8 +240,8 @@ fn parse_engine(fields: &Fields, max_model_len: u32) -> Result<Config, FieldErro
         // vLLM keeps one block for itself.
         num_gpu_blocks: kv_tokens.div_ceil(block_size.into()) as u32 + 1,
         max_model_len,
-        enable_prefix_caching: switch("enable_prefix_caching", true)?,
-        async_scheduling: switch("async_scheduling", true)?,
+        enable_prefix_caching: switch("enable_prefix_caching", default.enable_prefix_caching)?,
+        async_scheduling: switch("async_scheduling", default.async_scheduling)?,
         every_token: true,
         ..default
     })
