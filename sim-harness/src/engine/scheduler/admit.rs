@@ -69,7 +69,8 @@ impl Scheduler {
                 sequence.scheduled = Some(now);
                 sequence.cached = computed;
             }
-            if self.config.enable_prefix_caching && sequence.preemptions == 0 {
+            // What was fetched is no hit.
+            if self.config.enable_prefix_caching && sequence.preemptions == 0 && held == 0 {
                 self.counts.prefix_queries += u64::from(known);
                 self.counts.prefix_hits += u64::from(computed);
             }
