@@ -11,9 +11,9 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use tidegate_sim::engine::{Config, Linear};
+use tidegate_sim::engine::{Config, Linear, Transfer};
 use tidegate_sim::rng::Pcg;
-use tidegate_sim_cli::engine::{Dispatch, Plan, Report, run};
+use tidegate_sim_cli::engine::{Dispatch, Plan, Report, Split, run};
 use tidegate_sim_cli::files;
 
 /// A folder of this test, removed at its end.
@@ -61,6 +61,7 @@ fn plan(trace: &Path) -> Plan {
         repeat: 1,
         replicas: 5,
         ranks: 1,
+        split: None,
         threads: 1,
         dispatch: Dispatch::RoundRobin,
         config: Config {
@@ -121,6 +122,19 @@ fn the_least_loaded_replica_is_no_worse() {
     let (turns, least) = (run(&turns).unwrap(), run(&least).unwrap());
     check(&least, 2_000);
     assert!(least.summary.queue.mean() < turns.summary.queue.mean());
+}
+
+#[test]
+fn split_and_parallel_replicas_lose_nothing_on_any_number_of_threads() {
+    let folder = Folder::new("split");
+    let trace = folder.file("trace.jsonl");
+    write_trace(&trace, 1_000);
+    let split = Some(Split { prefill: 1, decode: 2, transfer: Transfer::default() });
+    for plan in [Plan { split, ..plan(&trace) }, Plan { ranks: 2, ..plan(&trace) }] {
+        let one = run(&plan).unwrap();
+        check(&one, 1_000);
+        assert_eq!(run(&Plan { threads: 2, ..plan }).unwrap(), one);
+    }
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use tidegate_sim::engine::{Config, Linear};
+use tidegate_sim::engine::{Config, Linear, Transfer};
 
 use super::CommandError;
-use crate::engine::{Dispatch, Plan, run};
+use crate::engine::{Dispatch, Plan, Split, run};
 
 /// Flags of `engine`. The scheduler's have the names of vLLM's.
 #[derive(Debug, clap::Args)]
@@ -29,6 +29,25 @@ pub(super) struct Args {
     /// Data-parallel ranks of each replica, which step together.
     #[arg(long, default_value_t = 1)]
     data_parallel_size: u32,
+    /// Split each replica: so many engines compute its prompts.
+    #[arg(long, value_name = "N", requires = "decode_engines",
+          conflicts_with = "data_parallel_size",
+          value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    prefill_engines: Option<u32>,
+    /// And so many its answers.
+    #[arg(long, value_name = "N", requires = "prefill_engines",
+          value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    decode_engines: Option<u32>,
+    /// KV cache of one token that goes from the ones to the others, bytes.
+    #[arg(long, default_value_t = Transfer::default().bytes_per_token)]
+    kv_bytes_per_token: u64,
+    /// The link that it goes over, bytes a second.
+    #[arg(long, default_value_t = Transfer::default().bytes_per_second,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    kv_bytes_per_second: u64,
+    /// Each such transfer, milliseconds.
+    #[arg(long, default_value_t = 1.0)]
+    kv_latency_ms: f64,
     /// Sequences in one batch, at most.
     #[arg(long, default_value_t = Config::default().max_num_seqs)]
     max_num_seqs: u32,
@@ -87,12 +106,23 @@ pub(super) struct Args {
 
 impl Args {
     fn plan(self) -> Plan {
+        let transfer = Transfer {
+            latency_ns: (self.kv_latency_ms * 1e6) as u64,
+            bytes_per_token: self.kv_bytes_per_token,
+            bytes_per_second: self.kv_bytes_per_second,
+        };
+        let split = self.prefill_engines.zip(self.decode_engines);
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         Plan {
             trace: self.trace,
             repeat: self.repeat,
             replicas: self.replicas as usize,
             ranks: self.data_parallel_size,
+            split: split.map(|(prefill, decode)| Split {
+                prefill: prefill as usize,
+                decode: decode as usize,
+                transfer,
+            }),
             threads: if self.threads == 0 { cores() } else { self.threads },
             dispatch: self.dispatch,
             config: Config {

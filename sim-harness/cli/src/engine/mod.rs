@@ -8,4 +8,4 @@ mod report;
 mod run;
 
 pub use report::Report;
-pub use run::{Dispatch, Plan, RunError, run};
+pub use run::{Dispatch, Plan, RunError, Split, run};

@@ -30,7 +30,8 @@ pub struct Report {
 impl Report {
     pub(super) fn new(plan: &Plan, requests: u64) -> Self {
         let replicas = plan.replicas.max(1);
-        let seats = u64::from(plan.config.max_num_seqs) * u64::from(plan.ranks) * replicas as u64;
+        let engines = plan.split.map_or(plan.ranks as usize, |split| split.prefill + split.decode);
+        let seats = u64::from(plan.config.max_num_seqs) * (engines * replicas) as u64;
         Self {
             requests,
             refused: 0,

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use tidegate_sim::SECOND;
 use tidegate_sim::engine::{
-    Config, ConfigError, Counts, Ended, Fcfs, Finished, Job, Linear, LinearError, Load, Policy,
-    Priority, Replica, Sink, Summary,
+    Config, ConfigError, Counts, Disaggregated, Ended, Engine, Fcfs, Finished, Job, Linear,
+    LinearError, Load, Policy, Priority, Replica, Sink, Summary, Transfer,
 };
 use tidegate_sim::workload::{TraceError, TraceReader, TraceRequest};
 
@@ -25,6 +25,17 @@ pub enum Dispatch {
     LeastLoaded,
 }
 
+/// Replicas that share the work of one: see [`Disaggregated`].
+#[derive(Clone, Copy, Debug)]
+pub struct Split {
+    /// Those that compute prompts. At least 1.
+    pub prefill: usize,
+    /// Those that compute answers. At least 1.
+    pub decode: usize,
+    /// How blocks get from the ones to the others.
+    pub transfer: Transfer,
+}
+
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -34,8 +45,10 @@ pub struct Plan {
     pub repeat: u32,
     /// Replicas. At least 1.
     pub replicas: usize,
-    /// Data-parallel ranks of each.
+    /// Data-parallel ranks of each. A split replica has none.
     pub ranks: u32,
+    /// Split each replica into prefill and decode.
+    pub split: Option<Split>,
     /// Threads, at most. At least 1.
     pub threads: usize,
     /// Which replica a request goes to.
@@ -95,17 +108,26 @@ pub fn run(plan: &Plan) -> Result<Report, RunError> {
     plan.time.check().map_err(RunError::Time)?;
     let mut replicas = Vec::with_capacity(plan.replicas);
     for _ in 0..plan.replicas.max(1) {
-        let policy = || -> Box<dyn Policy> {
-            if plan.by_priority { Box::new(Priority) } else { Box::new(Fcfs) }
-        };
-        let replica = Replica::with_policy(plan.config.clone(), plan.time, plan.ranks, policy);
-        replicas.push(replica.map_err(RunError::Config)?);
+        replicas.push(replica(plan).map_err(RunError::Config)?);
     }
     if plan.dispatch == Dispatch::LeastLoaded || plan.requests.is_some() || plan.series.is_some() {
         together(plan, replicas)
     } else {
         apart(plan, replicas)
     }
+}
+
+type Any = Box<dyn Engine + Send>;
+
+fn replica(plan: &Plan) -> Result<Any, ConfigError> {
+    if let Some(Split { prefill, decode, transfer }) = plan.split {
+        let some = |count| vec![(plan.config.clone(), plan.time); count];
+        return Ok(Box::new(Disaggregated::new(some(prefill), some(decode), transfer)?));
+    }
+    let policy = || -> Box<dyn Policy> {
+        if plan.by_priority { Box::new(Priority) } else { Box::new(Fcfs) }
+    };
+    Ok(Box::new(Replica::with_policy(plan.config.clone(), plan.time, plan.ranks, policy)?))
 }
 
 /// Calls `each` for every request of the trace, in order of time.
@@ -160,9 +182,9 @@ const BATCH: usize = 1_024;
 type Done = (Summary, Counts, u64);
 
 /// Replicas that know nothing of each other: each thread has its share.
-fn apart(plan: &Plan, replicas: Vec<Replica<Linear>>) -> Result<Report, RunError> {
+fn apart(plan: &Plan, replicas: Vec<Any>) -> Result<Report, RunError> {
     let (all, threads) = (replicas.len(), plan.threads.clamp(1, replicas.len()));
-    let mut shares: Vec<Vec<Replica<Linear>>> = Vec::new();
+    let mut shares: Vec<Vec<Any>> = Vec::new();
     shares.resize_with(threads, Vec::new);
     for (nth, replica) in replicas.into_iter().enumerate() {
         if let Some(share) = shares.get_mut(nth % threads) {
@@ -207,7 +229,7 @@ fn apart(plan: &Plan, replicas: Vec<Replica<Linear>>) -> Result<Report, RunError
     })
 }
 
-fn serve(inbox: &Receiver<Batch>, mut replicas: Vec<Replica<Linear>>) -> Done {
+fn serve(inbox: &Receiver<Batch>, mut replicas: Vec<Any>) -> Done {
     let (mut summary, mut refused) = (Summary::default(), 0);
     for batch in inbox {
         let mut names = batch.names.as_slice();
@@ -230,23 +252,22 @@ fn serve(inbox: &Receiver<Batch>, mut replicas: Vec<Replica<Linear>>) -> Done {
 }
 
 /// All replicas at the same instant, on one thread.
-fn together(plan: &Plan, mut replicas: Vec<Replica<Linear>>) -> Result<Report, RunError> {
+fn together(plan: &Plan, mut replicas: Vec<Any>) -> Result<Report, RunError> {
     let mut rows = Rows::new(plan)?;
     let mut records: Vec<Record> = replicas.iter().map(|_| Record::new(plan)).collect();
     let (mut count, mut refused) = (0u64, 0);
-    let advance =
-        |replicas: &mut Vec<Replica<Linear>>, records: &mut Vec<Record>, rows: &mut Rows, now| {
-            for (replica, record) in replicas.iter_mut().zip(records.iter_mut()) {
-                replica.advance(now, record);
-            }
-            rows.write(records)
-        };
+    let advance = |replicas: &mut Vec<Any>, records: &mut Vec<Record>, rows: &mut Rows, now| {
+        for (replica, record) in replicas.iter_mut().zip(records.iter_mut()) {
+            replica.advance(now, record);
+        }
+        rows.write(records)
+    };
     read(plan, |request| {
         advance(&mut replicas, &mut records, &mut rows, request.arrival)?;
         let place = match plan.dispatch {
             Dispatch::RoundRobin => (count % replicas.len() as u64) as usize,
             Dispatch::LeastLoaded => {
-                let busy = |replica: &Replica<Linear>| {
+                let busy = |replica: &Any| {
                     let load = replica.load();
                     load.waiting * 4 + load.running
                 };
