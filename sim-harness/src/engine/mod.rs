@@ -33,6 +33,14 @@
 //! results as visiting each sequence in each step: `tests/engine_oracle.rs`
 //! compares both on random workloads.
 //!
+//! # Where it differs from vLLM
+//!
+//! - A job's output length is known, as if set by its cap. One that ends by
+//!   itself would, scheduled asynchronously, be in one step more, for nothing.
+//! - Jobs of one instant are told apart by the order of their submission.
+//! - What was fetched for waiting jobs is given up when nothing else can run:
+//!   vLLM stands still.
+//!
 //! # What is left out
 //!
 //! Speculative decoding, multi-modal inputs, LoRA limits, sliding-window and
