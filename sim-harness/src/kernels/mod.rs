@@ -3,6 +3,29 @@
 //! A step is a sum of kernels ([`Kernels`]) plus what the host adds. The same
 //! composition prices measured tables, fitted models and a plain roofline.
 
+mod attention;
+mod comm;
+mod csv;
+mod elementwise;
+mod fit;
+mod form;
+mod gemm;
+pub mod gpu;
+mod model;
+mod moe;
+pub mod score;
+mod search;
+mod store;
+mod sweep;
+mod trees;
+
+pub use csv::CsvError;
+pub use fit::{Effort, Fit};
+pub use gpu::Gpu;
+pub use model::{Model, Tier, roofline};
+pub use store::{StoreError, decode, encode, shipped};
+pub use sweep::{Family, Routing, Sample, Shape, TABLES, parse};
+
 /// How numbers are stored and multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Precision {

@@ -3,13 +3,16 @@
 mod calibrate;
 mod demo;
 mod engine;
+mod kernels;
 mod replay;
 mod serve;
 
 use std::fmt;
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use tidegate_sim::kernels::{CsvError, StoreError};
 
 use crate::calibrate::CalibrateError;
 use crate::demo::DemoError;
@@ -39,6 +42,8 @@ enum Command {
     Engine(Box<engine::Args>),
     /// Pools, a real Envoy with the filter, and load, all on this machine.
     Demo(demo::Args),
+    /// Times of single GPU kernels: fit them, and score them against a sweep.
+    Kernels(kernels::Args),
 }
 
 /// Why a command failed.
@@ -60,6 +65,30 @@ pub enum CommandError {
     Demo(DemoError),
     /// The simulation.
     Engine(RunError),
+    /// A table; carries the flag that named it.
+    Csv(&'static str, CsvError),
+    /// No data sheet has this name.
+    UnknownGpu {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// A folder has no timing of the GPU.
+    NoSamples {
+        /// The flag that named the folder.
+        flag: &'static str,
+        /// The folder.
+        folder: PathBuf,
+        /// The GPU.
+        gpu: String,
+        /// The tables that were found and read.
+        tables: String,
+    },
+    /// A file of kernel fits.
+    Fits(PathBuf, StoreError),
+    /// A file that could not be written.
+    Write(PathBuf, io::Error),
     /// Standard output.
     Output(io::Error),
     /// No request was answered; carries the first failure.
@@ -82,6 +111,20 @@ impl fmt::Display for CommandError {
             Self::Calibrate(error) => write!(f, "--bodies: {error}"),
             Self::Demo(error) => error.fmt(f),
             Self::Engine(error) => error.fmt(f),
+            Self::Csv(flag, error) => write!(f, "{flag}: {error}"),
+            Self::UnknownGpu { name, known } => {
+                write!(f, "--gpu: found {name:?}, allowed is one of {known}, or one of --gpus")
+            }
+            Self::NoSamples { flag, folder, gpu, tables } => {
+                let tables = if tables.is_empty() { "none" } else { tables };
+                write!(
+                    f,
+                    "{flag}: no timing of {gpu} in {}; tables aic_vllm_*.csv[.gz] found: {tables}",
+                    folder.display()
+                )
+            }
+            Self::Fits(path, error) => write!(f, "{}: {error}", path.display()),
+            Self::Write(path, error) => write!(f, "cannot write {}: {error}", path.display()),
             Self::Output(error) => write!(f, "cannot write the output: {error}"),
             Self::NothingAnswered(why) => write!(f, "no request was answered: {why}"),
             Self::Interrupted => f.write_str("interrupted"),
@@ -123,6 +166,7 @@ impl Cli {
             Command::Calibrate(args) => args.run(),
             Command::Demo(args) => args.run().await,
             Command::Engine(args) => args.run(),
+            Command::Kernels(args) => args.run(),
         }
     }
 }

@@ -1,0 +1,134 @@
+//! Attention of prompts and of new tokens.
+
+use super::form::{Basis, OWN};
+use super::gpu::Gpu;
+use super::{DecodeAttention, Precision, PrefillAttention};
+
+/// Query rows, and keys, that a block works on at a time.
+const BLOCK: f64 = 128.0;
+
+fn log(value: f64) -> f64 {
+    libm::log2(value.max(1e-9))
+}
+
+fn element_bytes(precision: Precision) -> f64 {
+    if precision == Precision::Bf16 { 2.0 } else { 1.0 }
+}
+
+/// Attention of new prompt tokens over what was computed before and, up to
+/// themselves, over each other.
+pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
+    let [batch, new, heads, kv, dim] =
+        [shape.batch, shape.new, shape.heads, shape.kv_heads, shape.head_dim]
+            .map(|size| f64::from(size.max(1)));
+    let context = f64::from(shape.context);
+    let group = (heads / kv).max(1.0);
+    let narrow = shape.kv != Precision::Bf16;
+    let before = libm::ceil(context / BLOCK);
+    // Blocks of rows × blocks of keys, one head a block of rows …
+    let columns = libm::ceil(new / BLOCK);
+    let plain = heads * columns * (before + (columns + 1.0) / 2.0);
+    // … or the heads of a group packed into it, when rows are few.
+    let packed_rows = libm::ceil(new * group / BLOCK);
+    let packed = kv * packed_rows * (before + (columns + 1.0) / 2.0);
+    let pairs = batch * plain.min(packed);
+    let blocks = batch * (heads * columns).min(kv * packed_rows);
+    let pair_flops = 4.0 * BLOCK * BLOCK * dim;
+    // 8-bit keys and values are multiplied as bfloat16.
+    let compute = pairs * pair_flops / gpu.bf16 * 1e6;
+    let per_sm = gpu.bf16 / gpu.sms;
+    let longest = (before + columns) * pair_flops / per_sm * 1e6;
+    let load = blocks / gpu.sms;
+    let waves = libm::ceil(load);
+    let queries = batch * new * heads * dim * 2.0 * 2.0;
+    let keys = batch * (context * element_bytes(shape.kv) + new * 2.0) * kv * dim * 2.0;
+    let traffic = queries + keys;
+    let exact = 4.0 * batch * heads * dim * new * (context + (new + 1.0) / 2.0);
+    let own: [f64; OWN] = [
+        f64::from(u8::from(narrow)),
+        log(batch),
+        log(new),
+        log(heads),
+        log(kv),
+        log(group),
+        log(batch * heads),
+        log(batch * kv),
+        log(batch * new),
+        log(load),
+        waves / load,
+        log(longest / compute),
+        log(compute / (traffic / gpu.bandwidth * 1e6)),
+        log(1.0 + context),
+        heads % 8.0,
+        log(new * group),
+        log(exact / (pairs * pair_flops)),
+        log(traffic / gpu.l2),
+    ];
+    Basis {
+        compute,
+        memory: traffic / gpu.bandwidth * 1e6,
+        cache: traffic / gpu.l2_bandwidth() * 1e6,
+        resident: traffic / gpu.l2,
+        latency: longest,
+        extra: 0.0,
+        roofline: (exact / gpu.bf16 * 1e6).max(traffic / gpu.bandwidth * 1e6),
+        own,
+        ..Basis::default()
+    }
+}
+
+/// Attention of one new token a sequence over its context.
+pub(super) fn decode(gpu: &Gpu, shape: &DecodeAttention) -> Basis {
+    let [batch, heads, kv, dim] = [shape.batch, shape.heads, shape.kv_heads, shape.head_dim]
+        .map(|size| f64::from(size.max(1)));
+    let context = shape.context.max(1.0);
+    let group = (heads / kv).max(1.0);
+    let bytes = element_bytes(shape.kv);
+    let cached = batch * context * kv * dim * 2.0 * bytes;
+    let traffic = cached + batch * heads * dim * 2.0 * 2.0;
+    let blocks = batch * kv;
+    // A sequence is split so that the blocks fill the SMs.
+    let most = libm::ceil(context / BLOCK).max(1.0);
+    let splits = libm::floor(gpu.sms / blocks).clamp(1.0, most);
+    let load = blocks * splits / gpu.sms;
+    let waves = libm::ceil(load);
+    let each = libm::ceil(context / splits);
+    // Rows are padded to what a tensor core takes.
+    let rows = libm::ceil(group / 64.0) * 64.0;
+    let compute = 4.0 * batch * kv * rows * context * dim / gpu.bf16 * 1e6;
+    let merge = if splits > 1.0 { 1.0 } else { 0.0 };
+    let own: [f64; OWN] = [
+        f64::from(u8::from(shape.kv != Precision::Bf16)),
+        log(batch),
+        log(context),
+        log(heads),
+        log(kv),
+        log(group),
+        log(batch * heads),
+        log(blocks),
+        log(splits),
+        log(each),
+        log(load),
+        log(waves),
+        waves / load,
+        log(traffic / gpu.l2),
+        heads % 8.0,
+        log(batch * context),
+        log(compute / (traffic / gpu.bandwidth * 1e6)),
+        log(most),
+    ];
+    Basis {
+        compute,
+        memory: traffic / gpu.bandwidth * 1e6,
+        cache: traffic / gpu.l2_bandwidth() * 1e6,
+        resident: cached / gpu.l2,
+        // A wave starts, waits for its first keys, and writes; then blocks of
+        // keys one after the other.
+        latency: gpu.cycles(waves * (6000.0 + 250.0 * (each / BLOCK)) + 2000.0 * merge),
+        extra: 0.0,
+        roofline: (4.0 * batch * heads * context * dim / gpu.bf16 * 1e6)
+            .max(traffic / gpu.bandwidth * 1e6),
+        own,
+        ..Basis::default()
+    }
+}
