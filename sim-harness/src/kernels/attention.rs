@@ -15,6 +15,11 @@ fn element_bytes(precision: Precision) -> f64 {
     if precision == Precision::Bf16 { 2.0 } else { 1.0 }
 }
 
+/// Blocks of keys, in halves.
+fn half_blocks(keys: f64) -> f64 {
+    libm::ceil(keys / BLOCK * 2.0) / 2.0
+}
+
 /// Attention of new prompt tokens over what was computed before and, up to
 /// themselves, over each other.
 pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
@@ -24,20 +29,24 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
     let context = f64::from(shape.context);
     let group = (heads / kv).max(1.0);
     let narrow = shape.kv != Precision::Bf16;
-    let before = libm::ceil(context / BLOCK);
+    let before = half_blocks(context);
     // Blocks of rows × blocks of keys, one head a block of rows …
     let columns = libm::ceil(new / BLOCK);
-    let plain = heads * columns * (before + (columns + 1.0) / 2.0);
+    let whole = libm::floor(new / BLOCK);
+    let rest = half_blocks(new - whole * BLOCK);
+    let triangle = whole * (whole + 1.0) / 2.0 + if rest > 0.0 { whole + rest } else { 0.0 };
+    let plain = heads * (columns * before + triangle);
     // … or the heads of a group packed into it, when rows are few.
     let packed_rows = libm::ceil(new * group / BLOCK);
-    let packed = kv * packed_rows * (before + (columns + 1.0) / 2.0);
-    let pairs = batch * plain.min(packed);
-    let blocks = batch * (heads * columns).min(kv * packed_rows);
+    let packed = kv * packed_rows * (before + triangle / columns);
+    let packs = gpu.is_asynchronous() && packed < plain;
+    let pairs = batch * if packs { packed } else { plain };
+    let blocks = batch * if packs { kv * packed_rows } else { heads * columns };
     let pair_flops = 4.0 * BLOCK * BLOCK * dim;
     // 8-bit keys and values are multiplied as bfloat16.
     let compute = pairs * pair_flops / gpu.bf16 * 1e6;
     let per_sm = gpu.bf16 / gpu.sms;
-    let longest = (before + columns) * pair_flops / per_sm * 1e6;
+    let longest = (before + whole + rest) * pair_flops / per_sm * 1e6;
     let load = blocks / gpu.sms;
     let waves = libm::ceil(load);
     let queries = batch * new * heads * dim * 2.0 * 2.0;
@@ -69,7 +78,7 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
         memory: traffic / gpu.bandwidth * 1e6,
         cache: traffic / gpu.l2_bandwidth() * 1e6,
         resident: traffic / gpu.l2,
-        latency: longest,
+        latency: longest + gpu.cycles(1000.0 * waves),
         extra: 0.0,
         roofline: (exact / gpu.bf16 * 1e6).max(traffic / gpu.bandwidth * 1e6),
         own,

@@ -157,3 +157,20 @@ fn fit_constants(family: Family, precision: Precision, rows: &[(&Basis, f64)]) -
     };
     minimum(at, width, 500, value)
 }
+impl Fit {
+    /// scratch
+    pub fn describe(&self) -> String {
+        let mut s = self.gpu.name.clone();
+        for f in &self.families {
+            for (p, c) in &f.constants {
+                s += &format!(
+                    "\n  {:?} {:?} {:?}",
+                    f.family,
+                    p,
+                    c.map(|x| libm::round(libm::exp(x) * 100.0) / 100.0)
+                );
+            }
+        }
+        s
+    }
+}

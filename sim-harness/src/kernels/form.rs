@@ -63,9 +63,7 @@ pub(super) struct Terms {
 /// Share of an access that the L2 serves when this share of it is asked for: a
 /// steep switch where it is nearly full.
 fn hit_share(resident: f64) -> f64 {
-    let ratio = resident / 0.75;
-    let square = ratio * ratio;
-    1.0 / (1.0 + square * square * square)
+    1.0 / (1.0 + libm::pow(resident / 0.8, 16.0))
 }
 
 impl Basis {
@@ -117,6 +115,16 @@ impl Basis {
             *slot = value;
         }
         features
+    }
+}
+
+/// Where [`Basis::features`] has the family's first own feature: its precision.
+const PRECISION: usize = FEATURES - OWN;
+
+/// Lets a correction see a bfloat16 kernel.
+pub(super) fn mark_as_bf16(features: &mut [f64; FEATURES]) {
+    if let Some(feature) = features.get_mut(PRECISION) {
+        *feature = 0.0;
     }
 }
 

@@ -19,6 +19,9 @@ const TILES: [(f64, f64, f64); 10] = [
     (16.0, 64.0, 0.22),
 ];
 
+/// Layers that a sweep goes round.
+const LAYERS: f64 = 6.0;
+
 /// The best tile and split of the inner dimension.
 struct Choice {
     /// Microseconds.
@@ -101,8 +104,10 @@ pub(super) fn basis(gpu: &Gpu, m: u32, n: u32, k: u32, precision: Precision) -> 
     Basis {
         compute: choice.time,
         memory: traffic * to_micros,
-        cache: traffic * to_micros,
-        resident: compulsory / gpu.l2,
+        cache: traffic / gpu.l2_bandwidth() * 1e6,
+        // Sweeps go round a handful of equal layers, so that a layer is found
+        // in the L2 again only if all of them fit.
+        resident: LAYERS * n * k * bytes / gpu.l2,
         latency,
         extra,
         roofline: (2.0 * m * n * k / peak * 1e6).max(compulsory * to_micros),

@@ -3,7 +3,7 @@
 use super::fit::{Fit, precision_of};
 use super::form::Basis;
 use super::gpu::Gpu;
-use super::sweep::{Routing, Shape};
+use super::sweep::{Family, Routing, Shape};
 use super::{DecodeAttention, Kernels, Moe, Precision, PrefillAttention};
 
 /// How a time was come by.
@@ -69,9 +69,14 @@ impl Model {
         let (mut sum, mut weights) = (0.0, 0.0);
         for source in &self.sources {
             let Some(fit) = source.fit.family(family) else { continue };
-            let Some(constants) = fit.constants(precision) else { continue };
+            let lent = source.lends(&self.gpu, family, precision);
+            let Some(constants) = fit.constants(lent) else { continue };
             let terms = basis.terms(&constants);
-            let correction = fit.correction.value(&basis.features(&terms));
+            let mut features = basis.features(&terms);
+            if lent != precision {
+                super::form::mark_as_bf16(&mut features);
+            }
+            let correction = fit.correction.value(&features);
             sum += source.weight * (libm::log(terms.total()) + source.trust * correction);
             weights += source.weight;
         }
@@ -79,6 +84,18 @@ impl Model {
             return libm::exp(sum / weights);
         }
         basis.terms(&super::form::prior(family, precision).0).total()
+    }
+}
+
+impl Source {
+    /// The precision whose constants and correction serve for a target's.
+    fn lends(&self, target: &Gpu, family: Family, precision: Precision) -> Precision {
+        let stranger = self.fit.gpu().capability != target.capability;
+        let has = self.fit.family(family).is_some_and(|fit| fit.constants(precision).is_some());
+        // What an 8-bit kernel loses against the 16-bit one is the doing of its
+        // software, and does not carry over.
+        let faulty = matches!(family, Family::Prefill | Family::MoeFp8);
+        if has && !(stranger && faulty) { precision } else { Precision::Bf16 }
     }
 }
 
