@@ -102,12 +102,15 @@ pub(super) fn decode(gpu: &Gpu, shape: &DecodeAttention) -> Basis {
     let load = blocks * splits / gpu.sms;
     let waves = libm::ceil(load);
     let each = libm::ceil(context / splits);
-    // Rows are padded to what a tensor core takes.
-    let rows = libm::ceil(group / 64.0) * 64.0;
+    // Rows are padded to what the kernel's tensor-core instruction, or its
+    // smallest block, takes.
+    let narrow = shape.kv != Precision::Bf16;
+    let height = if narrow && !gpu.is_asynchronous() { 16.0 } else { 64.0 };
+    let rows = libm::ceil(group / height) * height;
     let compute = 4.0 * batch * kv * rows * context * dim / gpu.bf16 * 1e6;
     let merge = if splits > 1.0 { 1.0 } else { 0.0 };
     let own: [f64; OWN] = [
-        f64::from(u8::from(shape.kv != Precision::Bf16)),
+        f64::from(u8::from(narrow)),
         log(batch),
         log(context),
         log(heads),

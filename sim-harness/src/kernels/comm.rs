@@ -11,7 +11,6 @@ pub(super) fn basis(gpu: &Gpu, gpus: u32, elements: u64, graph: bool) -> Basis {
     let once = (gpus - 1.0) * bytes / gpu.link * 1e6;
     let twice = 2.0 * (gpus - 1.0) / gpus * bytes / gpu.link * 1e6;
     let log = |value: f64| libm::log2(value.max(1e-9));
-    let switched = gpu.link > 100e9;
     let mut own = [0.0; OWN];
     let features = [
         f64::from(u8::from(graph)),
@@ -20,7 +19,7 @@ pub(super) fn basis(gpu: &Gpu, gpus: u32, elements: u64, graph: bool) -> Basis {
         log(once),
         log(twice),
         log(bytes / gpu.l2),
-        f64::from(u8::from(switched)),
+        f64::from(u8::from(gpu.has_switch())),
     ];
     for (slot, value) in own.iter_mut().zip(features) {
         *slot = value;

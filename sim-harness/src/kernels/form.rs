@@ -63,7 +63,7 @@ pub(super) struct Terms {
 /// Share of an access that the L2 serves when this share of it is asked for: a
 /// steep switch where it is nearly full.
 fn hit_share(resident: f64) -> f64 {
-    1.0 / (1.0 + libm::pow(resident / 0.8, 16.0))
+    1.0 / (1.0 + libm::pow(resident / 0.87, 24.0))
 }
 
 impl Basis {

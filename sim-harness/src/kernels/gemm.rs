@@ -19,6 +19,9 @@ const TILES: [(f64, f64, f64); 10] = [
     (16.0, 64.0, 0.22),
 ];
 
+/// What of the peak a large product usually reaches.
+const SHARE: f64 = 0.85;
+
 /// Layers that a sweep goes round.
 const LAYERS: f64 = 6.0;
 
@@ -75,8 +78,10 @@ pub(super) fn basis(gpu: &Gpu, m: u32, n: u32, k: u32, precision: Precision) -> 
     let again = (m * n * k * bytes * 2.0 / side - (m * k + n * k) * bytes).max(0.0);
     let traffic = compulsory + 0.5 * again;
     let to_micros = 1e6 / gpu.bandwidth;
-    // Inputs are read wide and written narrow, one block a row.
-    let extra = if eight { m * k * 3.0 * to_micros + 0.85 * m / gpu.sms } else { 0.0 };
+    // Inputs are read wide and written narrow, one block a row, by a kernel of
+    // its own.
+    let extra = if eight { m * k * 3.0 * to_micros + 0.85 * m / gpu.sms + 2.0 } else { 0.0 };
+    let sustained = 2.0 * m * n * k / (peak * (gpu.sustained() / SHARE).min(1.0)) * 1e6;
     let latency = gpu.cycles(k / choice.split / 64.0 * 60.0);
     let log = |value: f64| libm::log2(value.max(1e-9));
     let load = |rows: f64, columns: f64| libm::ceil(m / rows) * libm::ceil(n / columns) / gpu.sms;
@@ -102,7 +107,7 @@ pub(super) fn basis(gpu: &Gpu, m: u32, n: u32, k: u32, precision: Precision) -> 
         log(choice.time / (traffic * to_micros)),
     ];
     Basis {
-        compute: choice.time,
+        compute: choice.time.max(sustained),
         memory: traffic * to_micros,
         cache: traffic / gpu.l2_bandwidth() * 1e6,
         // Sweeps go round a handful of equal layers, so that a layer is found

@@ -35,29 +35,31 @@ pub struct Gpu {
     pub clock: f64,
     /// Second-level cache. Bytes.
     pub l2: f64,
+    /// Thermal design power. Watts; infinite where it is not known.
+    pub power: f64,
 }
 
 const MB: f64 = 1_048_576.0;
 
 /// name, memory, bandwidth GB/s, bf16 TFLOP/s, fp8, capability, GPUs a node,
-/// link GB/s, SMs, L2 MB.
-type Entry = (&'static str, f64, f64, f64, f64, u32, u32, f64, f64, f64);
+/// link GB/s, SMs, L2 MB, W.
+type Entry = (&'static str, f64, f64, f64, f64, u32, u32, f64, f64, f64, f64);
 
 #[rustfmt::skip]
 const TABLE: [Entry; 13] = [
-    ("a100_sxm", 85_899_345_920.0, 2039.0, 312.0, 0.0, 80, 8, 300.0, 108.0, 40.0),
-    ("a100_pcie", 85_899_345_920.0, 1935.0, 312.0, 0.0, 80, 8, 32.0, 108.0, 40.0),
-    ("a30", 25_769_803_776.0, 933.0, 165.0, 0.0, 80, 8, 32.0, 56.0, 24.0),
-    ("l4", 25_769_803_776.0, 300.0, 121.0, 242.0, 89, 8, 32.0, 58.0, 48.0),
-    ("l40s", 48_305_799_168.0, 864.0, 362.05, 733.0, 89, 8, 32.0, 142.0, 96.0),
-    ("h100_sxm", 85_899_345_920.0, 3350.0, 989.0, 1978.0, 90, 8, 450.0, 132.0, 50.0),
-    ("h100_pcie", 85_899_345_920.0, 2000.0, 756.5, 1513.0, 90, 8, 64.0, 114.0, 50.0),
-    ("h200_sxm", 151_397_597_184.0, 4800.0, 989.0, 1978.0, 90, 8, 450.0, 132.0, 50.0),
-    ("b200_sxm", 193_273_528_320.0, 7700.0, 2250.0, 4500.0, 100, 8, 900.0, 148.0, 126.0),
-    ("b300_sxm", 288_400_343_040.0, 7750.0, 2250.0, 4500.0, 103, 8, 900.0, 148.0, 126.0),
-    ("gb200", 198_674_743_296.0, 8000.0, 2500.0, 5000.0, 100, 4, 900.0, 152.0, 126.0),
-    ("gb300", 298_013_687_808.0, 8000.0, 2500.0, 5000.0, 103, 4, 900.0, 152.0, 126.0),
-    ("rtx_pro_6000_server", 102_641_958_912.0, 1792.0, 467.800_534_963_698, 935.601_069_927_397, 120, 8, 64.0, 188.0, 128.0),
+    ("a100_sxm", 85_899_345_920.0, 2039.0, 312.0, 0.0, 80, 8, 300.0, 108.0, 40.0, 400.0),
+    ("a100_pcie", 85_899_345_920.0, 1935.0, 312.0, 0.0, 80, 8, 32.0, 108.0, 40.0, 300.0),
+    ("a30", 25_769_803_776.0, 933.0, 165.0, 0.0, 80, 8, 32.0, 56.0, 24.0, 165.0),
+    ("l4", 25_769_803_776.0, 300.0, 121.0, 242.0, 89, 8, 32.0, 58.0, 48.0, 72.0),
+    ("l40s", 48_305_799_168.0, 864.0, 362.05, 733.0, 89, 8, 32.0, 142.0, 96.0, 350.0),
+    ("h100_sxm", 85_899_345_920.0, 3350.0, 989.0, 1978.0, 90, 8, 450.0, 132.0, 50.0, 700.0),
+    ("h100_pcie", 85_899_345_920.0, 2000.0, 756.5, 1513.0, 90, 8, 64.0, 114.0, 50.0, 350.0),
+    ("h200_sxm", 151_397_597_184.0, 4800.0, 989.0, 1978.0, 90, 8, 450.0, 132.0, 50.0, 700.0),
+    ("b200_sxm", 193_273_528_320.0, 7700.0, 2250.0, 4500.0, 100, 8, 900.0, 148.0, 126.0, 1000.0),
+    ("b300_sxm", 288_400_343_040.0, 7750.0, 2250.0, 4500.0, 103, 8, 900.0, 148.0, 126.0, 1100.0),
+    ("gb200", 198_674_743_296.0, 8000.0, 2500.0, 5000.0, 100, 4, 900.0, 152.0, 126.0, 1200.0),
+    ("gb300", 298_013_687_808.0, 8000.0, 2500.0, 5000.0, 103, 4, 900.0, 152.0, 126.0, 1400.0),
+    ("rtx_pro_6000_server", 102_641_958_912.0, 1792.0, 467.800_534_963_698, 935.601_069_927_397, 120, 8, 64.0, 188.0, 128.0, 600.0),
 ];
 
 /// Dense bfloat16 operations of one SM in one cycle.
@@ -76,21 +78,36 @@ impl Gpu {
     pub fn all() -> Vec<Self> {
         TABLE
             .iter()
-            .map(|&(name, memory, bandwidth, bf16, fp8, capability, per_node, link, sms, l2)| {
-                Self {
-                    name: name.into(),
+            .map(
+                |&(
+                    name,
                     memory,
-                    bandwidth: bandwidth * 1e9,
-                    bf16: bf16 * 1e12,
-                    fp8: (fp8 > 0.0).then_some(fp8 * 1e12),
+                    bandwidth,
+                    bf16,
+                    fp8,
                     capability,
                     per_node,
-                    link: link * 1e9,
+                    link,
                     sms,
-                    clock: bf16 * 1e12 / (sms * operations_per_cycle(capability)),
-                    l2: l2 * MB,
-                }
-            })
+                    l2,
+                    power,
+                )| {
+                    Self {
+                        name: name.into(),
+                        memory,
+                        bandwidth: bandwidth * 1e9,
+                        bf16: bf16 * 1e12,
+                        fp8: (fp8 > 0.0).then_some(fp8 * 1e12),
+                        capability,
+                        per_node,
+                        link: link * 1e9,
+                        sms,
+                        clock: bf16 * 1e12 / (sms * operations_per_cycle(capability)),
+                        l2: l2 * MB,
+                        power,
+                    }
+                },
+            )
             .collect()
     }
 
@@ -136,7 +153,9 @@ impl Gpu {
                 _ => 0.37 * sms,
             };
             let link = row.optional("intra_node_Bps_1dir")?.unwrap_or(32e9);
+            let power = row.optional("tdp_w")?.unwrap_or(f64::INFINITY);
             gpus.push(Self {
+                power,
                 name: name.into(),
                 memory: row.positive("mem_bytes")?,
                 bandwidth: row.positive("mem_bw_Bps")?,
@@ -175,6 +194,25 @@ impl Gpu {
             _ => 12.5,
         };
         (bytes * self.sms * self.clock).max(1.5 * self.bandwidth)
+    }
+
+    /// Links of its own between GPUs, and not PCIe.
+    pub(super) fn has_switch(&self) -> bool {
+        self.link > 100e9
+    }
+
+    /// Share of the peak that the power allows for long. Dynamic power grows
+    /// with the square of the clock; the unit is set so that the H100 SXM
+    /// holds at its limit the 85 % that large products reach on it, which
+    /// is an assumption. Older chips need more for one operation, newer less.
+    pub(super) fn sustained(&self) -> f64 {
+        let joule = match self.capability {
+            80..=88 => 0.6,
+            100..=119 => 0.19,
+            _ => 0.249,
+        };
+        let clock = self.clock / 1e9;
+        (self.power / (self.bf16 / 1e12) / (joule * clock * clock)).clamp(0.2, 1.0)
     }
 
     /// Asynchronous tensor cores with their own kernels (FlashAttention 3 and

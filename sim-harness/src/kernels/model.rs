@@ -77,8 +77,9 @@ impl Model {
                 super::form::mark_as_bf16(&mut features);
             }
             let correction = fit.correction.value(&features);
-            sum += source.weight * (libm::log(terms.total()) + source.trust * correction);
-            weights += source.weight;
+            let weight = source.weight(&self.gpu, family);
+            sum += weight * (libm::log(terms.total()) + source.trust * correction);
+            weights += weight;
         }
         if weights > 0.0 {
             return libm::exp(sum / weights);
@@ -88,6 +89,15 @@ impl Model {
 }
 
 impl Source {
+    /// What its word on a family weighs.
+    fn weight(&self, target: &Gpu, family: Family) -> f64 {
+        match family {
+            // Links count there, not chips.
+            Family::AllReduce if self.fit.gpu().has_switch() != target.has_switch() => 1e-6,
+            _ => self.weight,
+        }
+    }
+
     /// The precision whose constants and correction serve for a target's.
     fn lends(&self, target: &Gpu, family: Family, precision: Precision) -> Precision {
         let stranger = self.fit.gpu().capability != target.capability;

@@ -19,6 +19,8 @@ pub(super) struct Load {
     pub(super) padded: f64,
     /// Tokens of the busiest expert.
     pub(super) busiest: f64,
+    /// Tokens of all, one counted for each expert it goes to.
+    pub(super) assigned: f64,
 }
 
 /// Expected load of one of `moe.ep` GPUs.
@@ -33,27 +35,65 @@ pub(super) fn load(moe: &Moe, routing: Routing) -> Load {
         let distinct = (tokens * topk).min(local);
         let each = (assigned / distinct).max(1.0);
         let padded = distinct * libm::ceil(each / BLOCK) * BLOCK;
-        return Load { distinct, padded, busiest: each };
+        return Load { distinct, padded, busiest: each, assigned };
     }
-    let exponent = routing.exponent();
+    let popularity = Popularity::new(routing.exponent(), tokens, topk, experts);
     let groups = f64::from(GROUPS).min(local);
     let count = libm::round(groups) as u32;
-    let share = |group: u32| libm::pow((f64::from(group) + 0.5) / groups + 0.5 / local, -exponent);
-    let sum: f64 = (0..count).map(share).sum();
-    let mut load = Load { distinct: 0.0, padded: 0.0, busiest: 0.0 };
-    for group in 0..count {
-        // Probability that one token picks a certain expert of the group.
-        let picked = (topk * share(group) / sum * groups / experts).min(1.0);
-        let hit = 1.0 - libm::pow(1.0 - picked, tokens);
-        let each = tokens * picked / hit.max(1e-9);
-        let members = local / groups;
+    let loads: Vec<f64> = (0..count)
+        .map(|group| popularity.at((f64::from(group) + 0.5) / f64::from(count)))
+        .collect();
+    let mean = loads.iter().sum::<f64>() / f64::from(count);
+    let variance =
+        loads.iter().map(|load| (load - mean) * (load - mean)).sum::<f64>() / f64::from(count);
+    // The time is that of the busiest GPU: the largest of `ep` sums of `local`
+    // loads, in standard deviations of one of them.
+    let above = match moe.ep {
+        0 | 1 => 0.0,
+        2 | 3 => 0.56,
+        4..=7 => 1.03,
+        _ => 1.42,
+    };
+    let spread = libm::sqrt(variance / local) / mean;
+    let scale = tokens * topk / experts / mean * (1.0 + above * spread).min(ep);
+    let mut load = Load { distinct: 0.0, padded: 0.0, busiest: 0.0, assigned: 0.0 };
+    for each in loads {
+        let each = (each * scale).min(tokens);
+        // Loads are whole numbers; those near a half are taken in part.
+        let hit = (1.5 * each - 0.25).clamp(0.0, 1.0);
+        let members = local / f64::from(count);
         load.distinct += members * hit;
-        load.padded += members * hit * libm::ceil(each / BLOCK) * BLOCK;
+        load.padded += members * hit * libm::ceil((each / BLOCK).max(1e-9)) * BLOCK;
+        load.assigned += members * each;
         load.busiest = load.busiest.max(each);
     }
-    load.distinct = load.distinct.max(1.0);
+    load.distinct = load.distinct.clamp(1.0, (tokens * topk).max(1.0));
     load.padded = load.padded.max(BLOCK);
     load
+}
+
+/// Loads of the experts as the sweeps draw them: by a power law between two
+/// bounds. (At exponent 1 the logarithm of a load is uniform.)
+struct Popularity {
+    low: f64,
+    high: f64,
+    /// One minus the exponent, never 0.
+    power: f64,
+}
+
+impl Popularity {
+    fn new(exponent: f64, tokens: f64, topk: f64, experts: f64) -> Self {
+        let many = tokens * topk > experts;
+        let (low, high) = if many { (1.0, (0.8 * tokens).max(2.0)) } else { (0.01, 2.0) };
+        let power = 1.0 - exponent;
+        let power = if power.abs() < 1e-3 { -1e-3 } else { power };
+        Self { low: libm::pow(low, power), high: libm::pow(high, power), power }
+    }
+
+    /// The load that this share of the experts stays below, up to a factor.
+    fn at(&self, share: f64) -> f64 {
+        libm::pow(self.low + (self.high - self.low) * share, 1.0 / self.power)
+    }
 }
 
 /// What the experts ask of the GPU.
@@ -63,11 +103,10 @@ pub(super) fn basis(gpu: &Gpu, moe: &Moe, routing: Routing) -> Basis {
             .map(|size| f64::from(size.max(1)));
     let width = (width / tp).max(1.0);
     let local = (experts / ep).max(1.0);
-    let Load { distinct, padded, busiest } = load(moe, routing);
+    let Load { distinct, padded, busiest, assigned } = load(moe, routing);
     let eight = moe.precision != Precision::Bf16;
     let bytes = if eight { 1.0 } else { 2.0 };
     let peak = gpu.peak(moe.precision);
-    let assigned = tokens * topk / ep;
     let weights = 3.0 * hidden * width * distinct * bytes;
     let acts = assigned * (2.0 * hidden + 3.0 * width) * 2.0;
     let traffic = weights + acts;

@@ -98,8 +98,10 @@ impl Writer {
     fn gpu(&mut self, gpu: &Gpu) {
         self.byte(gpu.name.len());
         self.0.extend(gpu.name.bytes().take(255));
-        let Gpu { memory, bandwidth, bf16, fp8, link, sms, clock, l2, .. } = gpu;
-        for value in [*memory, *bandwidth, *bf16, fp8.unwrap_or(0.0), *link, *sms, *clock, *l2] {
+        let Gpu { memory, bandwidth, bf16, fp8, link, sms, clock, l2, power, .. } = gpu;
+        for value in
+            [*memory, *bandwidth, *bf16, fp8.unwrap_or(0.0), *link, *sms, *clock, *l2, *power]
+        {
             self.double(value);
         }
         self.0.extend(gpu.capability.to_le_bytes());
@@ -189,14 +191,27 @@ impl<'a> Reader<'a> {
     fn gpu(&mut self) -> Result<Gpu, StoreError> {
         let length = self.byte()?;
         let name = self.text(length)?;
-        let mut values = [0.0; 8];
+        let mut values = [0.0; 9];
         for value in &mut values {
             *value = self.double()?;
         }
-        let [memory, bandwidth, bf16, fp8, link, sms, clock, l2] = values;
+        let [memory, bandwidth, bf16, fp8, link, sms, clock, l2, power] = values;
         let fp8 = (fp8 > 0.0).then_some(fp8);
         let (capability, per_node) = (self.number()?, self.number()?);
-        Ok(Gpu { name, memory, bandwidth, bf16, fp8, capability, per_node, link, sms, clock, l2 })
+        Ok(Gpu {
+            name,
+            memory,
+            bandwidth,
+            bf16,
+            fp8,
+            capability,
+            per_node,
+            link,
+            sms,
+            clock,
+            l2,
+            power,
+        })
     }
 
     fn family(&mut self) -> Result<FamilyFit, StoreError> {
