@@ -30,18 +30,13 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
     let group = (heads / kv).max(1.0);
     let narrow = shape.kv != Precision::Bf16;
     let before = half_blocks(context);
-    // Blocks of rows × blocks of keys, one head a block of rows …
+    // Blocks of rows × blocks of keys; a block of rows is of one head.
     let columns = libm::ceil(new / BLOCK);
     let whole = libm::floor(new / BLOCK);
     let rest = half_blocks(new - whole * BLOCK);
     let triangle = whole * (whole + 1.0) / 2.0 + if rest > 0.0 { whole + rest } else { 0.0 };
-    let plain = heads * (columns * before + triangle);
-    // … or the heads of a group packed into it, when rows are few.
-    let packed_rows = libm::ceil(new * group / BLOCK);
-    let packed = kv * packed_rows * (before + triangle / columns);
-    let packs = gpu.is_asynchronous() && packed < plain;
-    let pairs = batch * if packs { packed } else { plain };
-    let blocks = batch * if packs { kv * packed_rows } else { heads * columns };
+    let pairs = batch * heads * (columns * before + triangle);
+    let blocks = batch * heads * columns;
     let pair_flops = 4.0 * BLOCK * BLOCK * dim;
     // 8-bit keys and values are multiplied as bfloat16.
     let compute = pairs * pair_flops / gpu.bf16 * 1e6;

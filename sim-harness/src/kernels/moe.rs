@@ -110,10 +110,16 @@ pub(super) fn basis(gpu: &Gpu, moe: &Moe, routing: Routing) -> Basis {
     let weights = 3.0 * hidden * width * distinct * bytes;
     let acts = assigned * (2.0 * hidden + 3.0 * width) * 2.0;
     let traffic = weights + acts;
-    let compute = 6.0 * hidden * width * padded / peak * 1e6;
     let rows = padded / BLOCK;
-    let (first, second) = (rows * 2.0 * width / BLOCK / gpu.sms, rows * hidden / BLOCK / gpu.sms);
-    let cycles = (libm::ceil(first) * hidden + libm::ceil(second) * width) / BLOCK * 100.0;
+    let first = rows * 2.0 * width / BLOCK / gpu.sms;
+    let second = rows * hidden / BLOCK / gpu.sms;
+    // The first product has twice the work of the second; each is done in whole
+    // waves.
+    let compute = 2.0 * hidden * width * padded / peak
+        * 1e6
+        * (2.0 * libm::ceil(first) / first + libm::ceil(second) / second);
+    // One block after the other along the inner dimensions.
+    let cycles = (hidden + width) / BLOCK * 100.0;
     let log = |value: f64| libm::log2(value.max(1e-9));
     let own: [f64; OWN] = [
         match moe.precision {
