@@ -47,6 +47,8 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
     let queries = batch * new * heads * dim * 2.0 * 2.0;
     let keys = batch * (context * element_bytes(shape.kv) + new * 2.0) * kv * dim * 2.0;
     let traffic = queries + keys;
+    // As if the heads of a group shared blocks of rows.
+    let packed = batch * kv * libm::ceil(new * group / BLOCK) / gpu.sms;
     let exact = 4.0 * batch * heads * dim * new * (context + (new + 1.0) / 2.0);
     let own: [f64; OWN] = [
         f64::from(u8::from(narrow)),
@@ -67,6 +69,8 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
         log(new * group),
         log(exact / (pairs * pair_flops)),
         log(traffic / gpu.l2),
+        packed,
+        libm::ceil(packed) / packed,
     ];
     Basis {
         compute,
@@ -123,6 +127,8 @@ pub(super) fn decode(gpu: &Gpu, shape: &DecodeAttention) -> Basis {
         log(batch * context),
         log(compute / (traffic / gpu.bandwidth * 1e6)),
         log(most),
+        libm::ceil(blocks / gpu.sms) / (blocks / gpu.sms),
+        log(splits * kv),
     ];
     Basis {
         compute,

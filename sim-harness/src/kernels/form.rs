@@ -14,10 +14,10 @@ use super::sweep::{Family, Shape};
 use super::{Precision, attention, comm, gemm, moe};
 
 /// Features of a shape that a correction may look at.
-pub(super) const FEATURES: usize = 24;
+pub(super) const FEATURES: usize = 26;
 /// Of these, those that a family defines itself; the others follow from the
 /// form's terms.
-pub(super) const OWN: usize = 18;
+pub(super) const OWN: usize = 20;
 
 /// What a kernel has to do on a GPU, at data-sheet speed. Microseconds.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +63,7 @@ pub(super) struct Terms {
 /// Share of an access that the L2 serves when this share of it is asked for: a
 /// steep switch where it is nearly full.
 fn hit_share(resident: f64) -> f64 {
-    1.0 / (1.0 + libm::pow(resident / 0.87, 24.0))
+    1.0 / (1.0 + libm::pow(resident / 1.05, 24.0))
 }
 
 impl Basis {

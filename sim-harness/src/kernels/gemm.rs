@@ -85,7 +85,8 @@ pub(super) fn basis(gpu: &Gpu, m: u32, n: u32, k: u32, precision: Precision) -> 
     let latency = gpu.cycles(k / choice.split / 64.0 * 60.0);
     let log = |value: f64| libm::log2(value.max(1e-9));
     let load = |rows: f64, columns: f64| libm::ceil(m / rows) * libm::ceil(n / columns) / gpu.sms;
-    let [large, middle, small] = [load(256.0, 128.0), load(128.0, 128.0), load(64.0, 64.0)];
+    let [large, wide, middle, small] =
+        [load(256.0, 128.0), load(128.0, 256.0), load(128.0, 128.0), load(64.0, 64.0)];
     let own: [f64; OWN] = [
         f64::from(u8::from(eight)),
         log(m),
@@ -105,6 +106,8 @@ pub(super) fn basis(gpu: &Gpu, m: u32, n: u32, k: u32, precision: Precision) -> 
         log(compulsory / gpu.l2),
         f64::from(u8::from(n % 128.0 == 0.0)),
         log(choice.time / (traffic * to_micros)),
+        libm::ceil(wide) / wide,
+        log(choice.time / gpu.cycles(1000.0)),
     ];
     Basis {
         compute: choice.time.max(sustained),

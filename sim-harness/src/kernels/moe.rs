@@ -30,9 +30,9 @@ pub(super) fn load(moe: &Moe, routing: Routing) -> Load {
     let topk = topk.min(experts);
     let local = (experts / ep).max(1.0);
     if routing == Routing::Balanced {
-        // Laid out one after the other.
+        // A token's experts are spread evenly over all.
         let assigned = tokens * topk / ep;
-        let distinct = (tokens * topk).min(local);
+        let distinct = assigned.clamp(1.0, local);
         let each = (assigned / distinct).max(1.0);
         let padded = distinct * libm::ceil(each / BLOCK) * BLOCK;
         return Load { distinct, padded, busiest: each, assigned };
@@ -144,6 +144,8 @@ pub(super) fn basis(gpu: &Gpu, moe: &Moe, routing: Routing) -> Basis {
         log(busiest),
         log(compute / (traffic / gpu.bandwidth * 1e6)),
         log(moe.intermediate.into()),
+        log(compute),
+        libm::ceil(first) / first,
     ];
     Basis {
         compute,
