@@ -49,7 +49,9 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
     let traffic = queries + keys;
     // As if the heads of a group shared blocks of rows.
     let packed = batch * kv * libm::ceil(new * group / BLOCK) / gpu.sms;
-    let exact = 4.0 * batch * heads * dim * new * (context + (new + 1.0) / 2.0);
+    let packed_pairs =
+        batch * kv * (libm::ceil(new * group / BLOCK) * (before + triangle / columns));
+    let exact = 4.0 * batch * heads * dim * new * (context + f64::midpoint(new, 1.0));
     let own: [f64; OWN] = [
         f64::from(u8::from(narrow)),
         log(batch),
@@ -64,7 +66,7 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
         waves / load,
         log(longest / compute),
         log(compute / (traffic / gpu.bandwidth * 1e6)),
-        log(1.0 + context),
+        log(packed_pairs / pairs),
         heads % 8.0,
         log(new * group),
         log(exact / (pairs * pair_flops)),

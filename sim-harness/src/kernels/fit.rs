@@ -58,14 +58,14 @@ pub(super) fn precision_of(shape: &super::Shape) -> Precision {
 
 fn growth(family: Family, effort: Effort, rows: usize) -> Growth {
     let (trees, depth, rate) = match (effort, family.is_counted()) {
-        (Effort::Full, true) => (1500, 7, 0.07),
+        (Effort::Full, true) => (2500, 7, 0.045),
         (Effort::Compact, true) => (400, 6, 0.15),
         (Effort::Quick, true) => (150, 6, 0.3),
         (_, false) => (150, 6, 0.2),
     };
     // A few hundred rows cannot fill deep trees.
     let depth = if rows < 400 { 3 } else { depth };
-    Growth { trees, depth, rate, rows: 0.8, columns: 0.7, doubt: 3.0 }
+    Growth { trees, depth, rate, rows: 0.8, columns: 0.7, doubt: 1.0 }
 }
 
 impl Fit {
@@ -110,7 +110,7 @@ impl FamilyFit {
                 .map(|(_, basis, log)| (basis, *log))
                 .collect();
             if !rows.is_empty() {
-                constants.push((precision, fit_constants(family, precision, &rows)));
+                constants.push((precision, fit_constants(family, &rows)));
             }
         }
         let mut fit = Self { family, constants, correction: Forest::default() };
@@ -134,8 +134,8 @@ impl FamilyFit {
 /// How many deviations of a constant weigh as much as one percent of error.
 const TIGHT: f64 = 0.01;
 
-fn fit_constants(family: Family, precision: Precision, rows: &[(&Basis, f64)]) -> Constants {
-    let (at, width) = prior(family, precision);
+fn fit_constants(family: Family, rows: &[(&Basis, f64)]) -> Constants {
+    let (at, width) = prior(family);
     // A few thousand rows say as much as all of them.
     let step = rows.len().div_ceil(3000);
     let picked: Vec<&(&Basis, f64)> = rows.iter().step_by(step).collect();
@@ -156,21 +156,4 @@ fn fit_constants(family: Family, precision: Precision, rows: &[(&Basis, f64)]) -
         error / picked.len() as f64 + TIGHT * away
     };
     minimum(at, width, 500, value)
-}
-impl Fit {
-    /// scratch
-    pub fn describe(&self) -> String {
-        let mut s = self.gpu.name.clone();
-        for f in &self.families {
-            for (p, c) in &f.constants {
-                s += &format!(
-                    "\n  {:?} {:?} {:?}",
-                    f.family,
-                    p,
-                    c.map(|x| libm::round(libm::exp(x) * 100.0) / 100.0)
-                );
-            }
-        }
-        s
-    }
 }

@@ -11,7 +11,7 @@
 
 use super::gpu::Gpu;
 use super::sweep::{Family, Shape};
-use super::{Precision, attention, comm, gemm, moe};
+use super::{attention, comm, gemm, moe};
 
 /// Features of a shape that a correction may look at.
 pub(super) const FEATURES: usize = 26;
@@ -61,8 +61,8 @@ pub(super) struct Terms {
 }
 
 /// Share of an access that the L2 serves when this share of it is asked for: a
-/// steep switch where it is nearly full.
-fn hit_share(resident: f64) -> f64 {
+/// steep switch where it is full.
+pub(super) fn hit_share(resident: f64) -> f64 {
     1.0 / (1.0 + libm::pow(resident / 1.05, 24.0))
 }
 
@@ -139,8 +139,7 @@ impl Terms {
 /// usually move them (standard deviations of the logarithms). Efficiencies are
 /// held tight: left free they swallow what belongs to latency, and misprice
 /// the next GPU.
-pub(super) fn prior(family: Family, precision: Precision) -> (Constants, Constants) {
-    let _ = precision;
+pub(super) fn prior(family: Family) -> (Constants, Constants) {
     let (at, width) = match family {
         Family::Gemm => {
             ([3.5, 0.85, 0.85, 1.0, 1.2, 0.6, 1.0], [0.4, 0.10, 0.08, 0.7, 0.5, 0.3, 0.5])

@@ -111,8 +111,7 @@ impl Gpu {
             .collect()
     }
 
-    /// One of them. Case and what follows the first `_` may be left out where
-    /// that is clear: `H100` is `h100_sxm`.
+    /// One of them, found as by [`find`]: `H100` is `h100_sxm`.
     pub fn named(name: &str) -> Option<Self> {
         find(&Self::all(), name).cloned()
     }
@@ -222,12 +221,14 @@ impl Gpu {
     }
 }
 
-/// A GPU by its name or the unambiguous start of it.
+/// A GPU by its name; without the form (`h100` is the first of `h100_…`), or
+/// with one where the table has none (`gb200_sxm` is `gb200`).
 pub fn find<'a>(gpus: &'a [Gpu], name: &str) -> Option<&'a Gpu> {
     let name = name.to_ascii_lowercase();
     gpus.iter()
         .find(|gpu| gpu.name.eq_ignore_ascii_case(&name))
         .or_else(|| gpus.iter().find(|gpu| gpu.name.split('_').next() == Some(name.as_str())))
+        .or_else(|| gpus.iter().find(|gpu| name.split('_').next() == Some(gpu.name.as_str())))
 }
 
 #[cfg(test)]

@@ -112,4 +112,11 @@ pub trait Kernels {
     /// A pass over memory (norm, rotary embedding, activation): bytes read and
     /// written.
     fn elementwise(&self, bytes: u64) -> f64;
+    /// Next tokens from the scores of a vocabulary. Eight short kernels and
+    /// eight bytes a score, as the sampler takes in the layer profiles of
+    /// LLMServingSim (<https://github.com/casys-kaist/LLMServingSim>).
+    fn sampler(&self, sequences: u32, vocabulary: u32) -> f64 {
+        let bytes = 8 * u64::from(sequences) * u64::from(vocabulary);
+        7.0 * self.elementwise(0) + self.elementwise(bytes)
+    }
 }

@@ -84,7 +84,7 @@ impl Model {
         if weights > 0.0 {
             return libm::exp(sum / weights);
         }
-        basis.terms(&super::form::prior(family, precision).0).total()
+        basis.terms(&super::form::prior(family).0).total()
     }
 }
 

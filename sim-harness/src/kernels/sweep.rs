@@ -204,6 +204,8 @@ impl Shape {
 /// plain or gzipped there.
 pub const TABLES: [&str; 5] = ["gemm", "attn_context", "attn_generation", "moe", "allreduce"];
 
+type Read = fn(&Row<'_>) -> Result<Shape, CsvError>;
+
 /// Reads the lines of one GPU from one table; `table` is one of [`TABLES`].
 /// `gpu` is the name in the column `system`.
 ///
@@ -212,7 +214,7 @@ pub const TABLES: [&str; 5] = ["gemm", "attn_context", "attn_generation", "moe",
 /// A cell that is not what its column holds, by line and column. Lines of other
 /// GPUs are not looked at.
 pub fn parse(table: &str, file: &str, text: &str, gpu: &str) -> Result<Vec<Sample>, CsvError> {
-    let (required, read): (&[&str], fn(&Row<'_>) -> Result<Shape, CsvError>) = match table {
+    let (required, read): (&[&str], Read) = match table {
         "gemm" => (&["system", "gemm_dtype", "m", "n", "k", "latency_us"], gemm),
         "attn_context" => (&ATTENTION_CONTEXT, prefill),
         "attn_generation" => (&ATTENTION_GENERATION, decode),

@@ -118,7 +118,7 @@ fn cut(mut values: Vec<f64>) -> Vec<f32> {
     let mut distinct = values.clone();
     distinct.dedup_by(|a, b| (*a - *b).abs() < 1e-6);
     let mut between = |low: f64, high: f64| {
-        let border = ((low + high) / 2.0) as f32;
+        let border = f64::midpoint(low, high) as f32;
         if f64::from(border) < high && borders.last().is_none_or(|last| *last < border) {
             borders.push(border);
         }

@@ -122,7 +122,7 @@ impl FitArgs {
         let mut fits = Vec::new();
         for name in self.gpu.split(',') {
             let gpu = named(&known, name)?;
-            let samples = sweep("--profiles", &self.profiles, &gpu.name)?;
+            let samples = sweep("--profiles", &self.profiles, gpu, name)?;
             fits.push(Fit::new(gpu, &samples, effort));
         }
         let bytes = kernels::encode(SOURCE, &fits);
@@ -136,16 +136,15 @@ impl ScoreArgs {
     fn run(self) -> Result<(), CommandError> {
         let known = sheets(self.gpus.as_deref())?;
         let gpu = named(&known, &self.gpu)?;
-        let mut test = sweep("--test", &self.test, &gpu.name)?;
+        let mut test = sweep("--test", &self.test, gpu, &self.gpu)?;
         let (tier, model) = match self.tier {
             TierArg::Measured => {
-                let train = match &self.train {
-                    Some(folder) => sweep("--train", folder, &gpu.name)?,
-                    None => {
-                        let (train, held_out) = self.split().part(&test);
-                        test = held_out;
-                        train
-                    }
+                let train = if let Some(folder) = &self.train {
+                    sweep("--train", folder, gpu, &self.gpu)?
+                } else {
+                    let (train, held_out) = self.split().part(&test);
+                    test = held_out;
+                    train
                 };
                 (Tier::Measured, Model::measured(Fit::new(gpu, &train, Effort::Full)))
             }
@@ -206,8 +205,21 @@ fn fits(path: &Path) -> Result<Vec<Fit>, CommandError> {
     Ok(fits)
 }
 
-/// All samples of a GPU in a folder.
-fn sweep(flag: &'static str, folder: &Path, gpu: &str) -> Result<Vec<Sample>, CommandError> {
+/// All samples of a GPU in a folder: under its own name, else under the one
+/// that was asked for.
+fn sweep(
+    flag: &'static str,
+    folder: &Path,
+    gpu: &Gpu,
+    asked: &str,
+) -> Result<Vec<Sample>, CommandError> {
+    match tables(flag, folder, &gpu.name) {
+        Err(CommandError::NoSamples { .. }) if asked != gpu.name => tables(flag, folder, asked),
+        result => result,
+    }
+}
+
+fn tables(flag: &'static str, folder: &Path, gpu: &str) -> Result<Vec<Sample>, CommandError> {
     let mut samples = Vec::new();
     let mut found = Vec::new();
     for table in TABLES {
