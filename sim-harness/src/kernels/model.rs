@@ -153,3 +153,146 @@ impl Kernels for Model {
         super::elementwise::micros(&self.gpu, bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::shipped;
+    use super::*;
+
+    fn known() -> Vec<Model> {
+        let fits = shipped();
+        let mut models: Vec<Model> = fits.iter().cloned().map(Model::measured).collect();
+        models.extend(Gpu::all().iter().map(|gpu| Model::cross(gpu, &fits)));
+        models.push(Model::cross(&Gpu::named("b200").unwrap(), &[]));
+        models
+    }
+
+    #[test]
+    fn a_gpu_never_predicts_itself_in_the_cross_tier() {
+        let fits = shipped();
+        let model = Model::cross(&Gpu::named("h100").unwrap(), &fits);
+        assert_eq!(model.sources().collect::<Vec<_>>(), ["a100_sxm", "l40s", "h200_sxm"]);
+        let shape = Shape::Gemm { m: 64, n: 4096, k: 4096, precision: Precision::Bf16 };
+        let others: Vec<Fit> =
+            fits.into_iter().filter(|fit| fit.gpu().name != "h100_sxm").collect();
+        assert_eq!(model.micros(&shape), Model::cross(model.gpu(), &others).micros(&shape));
+    }
+
+    #[test]
+    fn sixteen_times_the_work_takes_longer() {
+        let precisions = [Precision::Bf16, Precision::Fp8];
+        for model in known() {
+            let name = model.gpu().name.clone();
+            for precision in precisions {
+                let gemm = |m, n| model.gemm(m, n, 4096, precision);
+                assert!(gemm(512, 4096) < gemm(8192, 4096), "{name} {precision:?}");
+                assert!(gemm(16, 2048) < gemm(16, 32_768), "{name} {precision:?}");
+                let shape = PrefillAttention {
+                    batch: 1,
+                    new: 512,
+                    context: 0,
+                    heads: 32,
+                    kv_heads: 8,
+                    head_dim: 128,
+                    kv: precision,
+                };
+                let prefill = |new, context| {
+                    model.prefill_attention(&PrefillAttention { new, context, ..shape })
+                };
+                assert!(prefill(512, 0) < prefill(8192, 0), "{name} {precision:?}");
+                assert!(prefill(512, 2048) < prefill(512, 32_768), "{name} {precision:?}");
+                let decode = |batch, context| {
+                    model.decode_attention(&DecodeAttention {
+                        batch,
+                        context,
+                        heads: 32,
+                        kv_heads: 8,
+                        head_dim: 128,
+                        kv: precision,
+                    })
+                };
+                assert!(decode(8, 4096.0) < decode(128, 4096.0), "{name} {precision:?}");
+                assert!(decode(32, 1000.0) < decode(32, 16_000.0), "{name} {precision:?}");
+            }
+            assert!(model.elementwise(1 << 20) < model.elementwise(1 << 30), "{name}");
+            assert!(model.all_reduce(4, 1 << 20, true) < model.all_reduce(4, 1 << 26, true));
+            assert_eq!(model.all_reduce(1, 1 << 20, true), 0.0);
+        }
+    }
+
+    #[test]
+    fn no_kernel_beats_the_hardware() {
+        for model in known() {
+            let gpu = model.gpu();
+            for (m, n, k) in [(8192, 8192, 8192), (16, 16_384, 16_384)] {
+                let shape = Shape::Gemm { m, n, k, precision: Precision::Bf16 };
+                assert!(model.micros(&shape) > roofline(gpu, &shape), "{} {shape:?}", gpu.name);
+            }
+        }
+    }
+
+    fn shapes() -> impl Strategy<Value = Shape> {
+        let size = prop_oneof![0_u32..300, 0_u32..200_000, Just(u32::MAX)];
+        let precision =
+            prop_oneof![Just(Precision::Bf16), Just(Precision::Fp8), Just(Precision::Fp8Block)];
+        let sizes = prop::array::uniform7(size);
+        (0_u32..5, sizes, precision, any::<bool>()).prop_map(|(kind, sizes, precision, flag)| {
+            let [a, b, c, d, e, f, g] = sizes;
+            match kind {
+                0 => Shape::Gemm { m: a, n: b, k: c, precision },
+                1 => Shape::Prefill(PrefillAttention {
+                    batch: a,
+                    new: b,
+                    context: c,
+                    heads: d,
+                    kv_heads: e,
+                    head_dim: f,
+                    kv: precision,
+                }),
+                2 => Shape::Decode(DecodeAttention {
+                    batch: a,
+                    context: f64::from(b) / 3.0,
+                    heads: d,
+                    kv_heads: e,
+                    head_dim: f,
+                    kv: precision,
+                }),
+                3 => {
+                    let routing = if flag { Routing::Balanced } else { Routing::SERVED };
+                    let moe = Moe {
+                        tokens: a,
+                        hidden: b,
+                        intermediate: c,
+                        topk: d,
+                        experts: e,
+                        tp: f,
+                        ep: g,
+                        precision,
+                    };
+                    Shape::Moe(moe, routing)
+                }
+                _ => Shape::AllReduce { gpus: a, elements: u64::from(b) << 20, graph: flag },
+            }
+        })
+    }
+
+    proptest! {
+        // Each case asks eighteen models.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn every_shape_has_a_time(shape in shapes()) {
+            thread_local! {
+                static MODELS: Vec<Model> = known();
+            }
+            MODELS.with(|models| for model in models {
+                let micros = model.micros(&shape);
+                assert!(micros.is_finite() && micros > 0.0, "{}: {micros}", model.gpu().name);
+                let roofline = roofline(model.gpu(), &shape);
+                assert!(roofline.is_finite() && roofline >= 0.0, "{roofline}");
+            });
+        }
+    }
+}

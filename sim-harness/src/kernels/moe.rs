@@ -159,3 +159,44 @@ pub(super) fn basis(gpu: &Gpu, moe: &Moe, routing: Routing) -> Basis {
         ..Basis::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moe(tokens: u32, ep: u32) -> Moe {
+        Moe {
+            tokens,
+            hidden: 2048,
+            intermediate: 768,
+            topk: 8,
+            experts: 128,
+            tp: 1,
+            ep,
+            precision: Precision::Bf16,
+        }
+    }
+
+    #[test]
+    fn experts_are_hit_one_by_one_until_all_are() {
+        let distinct = |tokens, routing| load(&moe(tokens, 1), routing).distinct;
+        assert_eq!(distinct(1, Routing::Balanced), 8.0);
+        assert_eq!(distinct(4, Routing::Balanced), 32.0);
+        assert_eq!(distinct(64, Routing::Balanced), 128.0);
+        // 8 tokens × 8 experts that are not all different.
+        let some = distinct(8, Routing::PowerLaw(1.01));
+        assert!((30.0..60.0).contains(&some), "{some}");
+        assert!(distinct(2048, Routing::PowerLaw(1.01)) > 120.0);
+        // A token to each expert: one of 8 GPUs has one of them.
+        assert_eq!(load(&moe(1, 8), Routing::Balanced).distinct, 1.0);
+    }
+
+    #[test]
+    fn the_busiest_gpu_has_more_than_its_share() {
+        let share = |ep| load(&moe(512, ep), Routing::PowerLaw(1.2)).assigned / (512.0 * 8.0);
+        assert!((share(1) - 1.0).abs() < 0.02, "{}", share(1));
+        assert!((0.16..0.3).contains(&share(8)), "{}", share(8));
+        let even = load(&moe(512, 8), Routing::Balanced).assigned;
+        assert_eq!(even, 512.0);
+    }
+}

@@ -261,3 +261,77 @@ impl fmt::Display for Report {
         line(f, "whole grid", &overall(&self.all))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Precision, Shape};
+    use super::*;
+
+    fn grid() -> Vec<Sample> {
+        let mut samples = Vec::new();
+        for (n, k) in (0..40).flat_map(|n| (0..5).map(move |k| (512 + n * 64, 512 + k * 64))) {
+            for m in [1, 2, 4, 8, 16] {
+                for precision in [Precision::Bf16, Precision::Fp8, Precision::Fp8Block] {
+                    samples.push(Sample { shape: Shape::Gemm { m, n, k, precision }, micros: 1.0 });
+                }
+            }
+        }
+        samples
+    }
+
+    fn sizes(samples: &[Sample]) -> BTreeSet<(u32, u32, u32)> {
+        let size = |sample: &Sample| match sample.shape {
+            Shape::Gemm { m, n, k, .. } => (n, k, m),
+            _ => unreachable!("the grid has none"),
+        };
+        samples.iter().map(size).collect()
+    }
+
+    #[test]
+    fn no_split_parts_the_precisions_of_a_shape() {
+        let grid = grid();
+        for split in [Split::Points, Split::Shapes(1), Split::Random(0.3, 1)] {
+            let (train, test) = split.part(&grid);
+            assert_eq!(train.len() + test.len(), grid.len());
+            assert!(sizes(&train).is_disjoint(&sizes(&test)), "{split:?}");
+        }
+        let (train, test) = Split::Points.part(&grid);
+        assert!(sizes(&train).iter().all(|(.., m)| matches!(m, 1 | 4 | 16)));
+        assert!(sizes(&test).iter().all(|(.., m)| matches!(m, 2 | 8)));
+        let (train, test) = Split::Shapes(1).part(&grid);
+        let curves = |part: &[Sample]| -> BTreeSet<(u32, u32)> {
+            sizes(part).into_iter().map(|(n, k, _)| (n, k)).collect()
+        };
+        assert!(curves(&train).is_disjoint(&curves(&test)));
+        assert!((70..130).contains(&curves(&train).len()), "{}", curves(&train).len());
+    }
+
+    #[test]
+    fn the_salt_and_nothing_else_chooses_the_draw() {
+        let grid = grid();
+        let of = |salt| Split::Random(0.3, salt).part(&grid).0;
+        assert_eq!(of(1), of(1));
+        let share = of(1).len() as f64 / grid.len() as f64;
+        assert!((share - 0.3).abs() < 0.05, "{share}");
+        let (one, two) = (sizes(&of(1)), sizes(&of(2)));
+        let both = one.intersection(&two).count() as f64 / one.len() as f64;
+        assert!((both - 0.3).abs() < 0.1, "independent draws share 30 %: {both}");
+    }
+
+    #[test]
+    fn cells_weigh_the_same_however_many_points_they_have() {
+        let errors = |family, n, mape| (family, Errors { n, mape, ..Errors::default() });
+        let cells = [
+            errors(Family::Gemm, 900, 2.0),
+            errors(Family::Moe, 100, 6.0),
+            errors(Family::AllReduce, 100, 99.0),
+        ];
+        let overall = overall(&cells);
+        assert_eq!((overall.n, overall.mape), (1000, 4.0));
+        let off = Errors::of(&[(0.3, 0.5), (-0.1, -0.5), (0.1, 0.5)]);
+        let rounded = |value: f64| libm::round(value * 10.0) / 10.0;
+        assert_eq!(rounded(off.mape), 16.7);
+        assert_eq!((rounded(off.median), rounded(off.bias)), (10.0, 10.0));
+        assert_eq!((rounded(off.above_20), rounded(off.roofline)), (33.3, 50.0));
+    }
+}

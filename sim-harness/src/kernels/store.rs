@@ -264,3 +264,63 @@ impl<'a> Reader<'a> {
 pub fn shipped() -> Vec<Fit> {
     decode(include_bytes!("shipped.fits")).map(|(_, fits)| fits).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Effort, Sample, Shape};
+    use super::*;
+
+    fn fit() -> Fit {
+        let samples: Vec<Sample> = (1..60)
+            .map(|m| Sample {
+                shape: Shape::Gemm { m, n: 64 * m, k: 512, precision: Precision::Bf16 },
+                micros: 3.0 + f64::from(m % 7),
+            })
+            .collect();
+        Fit::new(&Gpu::named("l40s").unwrap(), &samples, Effort::Quick)
+    }
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        let fits = vec![fit(), fit()];
+        let bytes = encode("a\nsource", &fits);
+        assert_eq!(decode(&bytes), Ok(("a source".to_string(), fits)));
+        assert_eq!(decode(b"tidegate-kernels 0\n"), Err(StoreError::Version));
+        for end in [bytes.len() - 1, bytes.len() / 2, MAGIC.len() + 3] {
+            let error = decode(&bytes[..end]).unwrap_err();
+            assert!(matches!(error, StoreError::Broken(at) if at <= end), "{error}");
+        }
+        let longer = [bytes.as_slice(), b"x"].concat();
+        assert_eq!(decode(&longer), Err(StoreError::Broken(bytes.len())));
+    }
+
+    #[test]
+    fn four_gpus_are_shipped() {
+        let (source, fits) = decode(include_bytes!("shipped.fits")).unwrap();
+        assert!(source.contains("aiconfigurator"), "{source}");
+        let names: Vec<&str> = fits.iter().map(|fit| fit.gpu.name.as_str()).collect();
+        assert_eq!(names, ["a100_sxm", "l40s", "h100_sxm", "h200_sxm"]);
+        for fit in &fits {
+            assert_eq!(Some(&fit.gpu), Gpu::named(&fit.gpu.name).as_ref(), "fitted as listed");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn broken_bytes_are_told(at in any::<prop::sample::Index>(), value in any::<u8>()) {
+            thread_local! {
+                static WHOLE: Vec<u8> = encode("", &[fit()]);
+            }
+            let mut bytes = WHOLE.with(Vec::clone);
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+            if let Ok((_, fits)) = decode(&bytes) {
+                // What is read can be used.
+                let model = super::super::Model::measured(fits[0].clone());
+                model.micros(&Shape::Gemm { m: 1, n: 2, k: 3, precision: Precision::Fp8 });
+            }
+        }
+    }
+}

@@ -341,3 +341,71 @@ fn all_reduce(row: &Row<'_>) -> Result<Shape, CsvError> {
         graph,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "system,gemm_dtype,m,n,k,latency_us\n";
+
+    #[test]
+    fn lines_of_the_gpu_are_read_and_others_are_not_looked_at() {
+        let text = format!("{HEAD}a,fp8,1,2,3,4.5\nb,nonsense,x,,,\nA,bfloat16,4,5,6,0.5\n");
+        let samples = parse("gemm", "f", &text, "a").unwrap();
+        let shape = |m, n, k, precision| Shape::Gemm { m, n, k, precision };
+        assert_eq!(
+            samples,
+            [
+                Sample { shape: shape(1, 2, 3, Precision::Fp8), micros: 4.5 },
+                Sample { shape: shape(4, 5, 6, Precision::Bf16), micros: 0.5 },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_wrong_cell_is_named() {
+        let error = |table: &str, text: &str| parse(table, "f.csv", text, "a").unwrap_err();
+        let of = |line: &str| {
+            let error = error("gemm", &format!("{HEAD}\na,fp8,1,2,3,4\n{line}\n"));
+            assert_eq!((error.file.as_str(), error.line), ("f.csv", 4));
+            (error.column, error.found)
+        };
+        let expected = |column: &str, found: &str| (column.to_string(), found.to_string());
+        assert_eq!(of("a,fp4,1,2,3,4"), expected("gemm_dtype", "fp4"));
+        assert_eq!(of("a,fp8,0,2,3,4"), expected("m", "0"));
+        assert_eq!(of("a,fp8,1,-2,3,4"), expected("n", "-2"));
+        assert_eq!(of("a,fp8,1,2,99999999999,4"), expected("k", "99999999999"));
+        assert_eq!(of("a,fp8,1,2,3,nan"), expected("latency_us", "nan"));
+        assert_eq!(of("a,fp8,1,2,3,0"), expected("latency_us", "0"));
+        assert_eq!(of("a,fp8,1,2"), expected("k", "4 cells"));
+        let missing = error("moe", "system,moe_dtype\n");
+        assert_eq!((missing.line, missing.column.as_str()), (1, "distribution"));
+        let routing = format!("{}\na,fp8,zipf,1,1,1,1,1,1,1,1\n", MOE.join(","));
+        assert_eq!(error("moe", &routing).column, "distribution");
+        let backend = "system,backend,num_gpus,message_size,latency_us\na,mpi,2,1,1\n";
+        assert_eq!(error("allreduce", backend).found, "mpi");
+    }
+
+    #[test]
+    fn precisions_of_a_shape_have_one_place() {
+        let shape = |n, precision| Shape::Gemm { m: 8, n, k: 64, precision };
+        let [a, b] = [Precision::Bf16, Precision::Fp8].map(|p| shape(32, p).place(false));
+        assert_eq!(a, b);
+        assert_ne!(a, shape(33, Precision::Bf16).place(false));
+    }
+
+    #[test]
+    fn serving_shapes_are_told_by_their_sizes() {
+        let gemm = |m, n, k| Shape::Gemm { m, n, k, precision: Precision::Bf16 }.is_realistic();
+        assert!(gemm(16_384, 512, 512) && gemm(1, 65_536, 8192));
+        assert!(!gemm(32_768, 512, 512) && !gemm(1, 256, 512) && !gemm(1, 65_536, 10_240));
+        let prefill = |batch, new, heads, kv_heads| {
+            let kv = Precision::Bf16;
+            let shape =
+                PrefillAttention { batch, new, context: 0, heads, kv_heads, head_dim: 128, kv };
+            Shape::Prefill(shape).is_realistic()
+        };
+        assert!(prefill(1, 32_768, 32, 8) && prefill(2, 16, 4, 4));
+        assert!(!prefill(2, 32_768, 32, 8) && !prefill(1, 16, 6, 2) && !prefill(1, 16, 10, 4));
+    }
+}

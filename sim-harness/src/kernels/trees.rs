@@ -245,3 +245,63 @@ impl Grower<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> Vec<[f64; FEATURES]> {
+        let mut rng = Pcg::new(7, 0);
+        (0..600)
+            .map(|_| {
+                let mut row = [0.0; FEATURES];
+                row[0] = rng.unit();
+                row[3] = f64::from(rng.below(5));
+                row[9] = rng.unit();
+                row
+            })
+            .collect()
+    }
+
+    const GROWTH: Growth =
+        Growth { trees: 200, depth: 4, rate: 0.1, rows: 0.8, columns: 0.7, doubt: 1.0 };
+
+    #[test]
+    fn a_step_and_a_product_are_learned() {
+        let truth = |row: &[f64; FEATURES]| {
+            if row[0] > 0.37 { row[3] * 0.2 } else { -0.3 }
+        };
+        let rows = rows();
+        let targets: Vec<f64> = rows.iter().map(truth).collect();
+        let forest = Forest::grow(&rows, &targets, &GROWTH);
+        let mut off = 0.0;
+        let mut rng = Pcg::new(8, 0);
+        for _ in 0..500 {
+            let mut row = [0.0; FEATURES];
+            row[0] = rng.unit();
+            row[3] = f64::from(rng.below(5));
+            off += (forest.value(&row) - truth(&row)).abs() / 500.0;
+        }
+        assert!(off < 0.02, "{off}");
+        assert_eq!(forest, Forest::grow(&rows, &targets, &GROWTH), "the same again");
+    }
+
+    #[test]
+    fn nothing_to_learn_is_no_trouble() {
+        for (rows, targets) in [(vec![], vec![]), (vec![[1.0; FEATURES]; 9], vec![0.5; 9])] {
+            let forest = Forest::grow(&rows, &targets, &GROWTH);
+            assert!(forest.value(&[3.0; FEATURES]).is_finite());
+        }
+        let flat = Forest::grow(&[[1.0; FEATURES]; 9], &[0.5; 9], &GROWTH);
+        assert!((flat.value(&[1.0; FEATURES]) - 0.5).abs() < 0.01);
+        assert!(flat.value(&[f64::NAN; FEATURES]).is_finite());
+    }
+
+    #[test]
+    fn many_values_get_borders_between_groups() {
+        let borders = cut((0..10_000).map(f64::from).collect());
+        assert!((100..=254).contains(&borders.len()), "{}", borders.len());
+        assert!(borders.is_sorted());
+        assert_eq!(cut(vec![2.0, 1.0, 2.0]), [1.5]);
+    }
+}

@@ -30,7 +30,7 @@ struct FitArgs {
     /// plain or gzipped. Those that are absent are left out.
     #[arg(long, value_name = "DIR")]
     profiles: PathBuf,
-    /// The GPU, as in the sweep's column `system`.
+    /// The GPU, as in the sweep's column `system`; several with commas between.
     #[arg(long, value_name = "NAME")]
     gpu: String,
     /// Where the fit goes.
@@ -40,9 +40,12 @@ struct FitArgs {
     /// sm_count, boost_hz and l2_bytes if you know them.
     #[arg(long, value_name = "FILE")]
     gpus: Option<PathBuf>,
-    /// A quarter of the size, a little less accurate.
+    /// A twelfth of the size, a little less accurate.
     #[arg(long)]
     compact: bool,
+    /// Where the timings are from; kept in the file.
+    #[arg(long, value_name = "TEXT", default_value = "a kernel sweep")]
+    source: String,
 }
 
 #[derive(Debug, clap::Args)]
@@ -64,7 +67,7 @@ struct ScoreArgs {
     #[arg(long, value_enum, default_value = "points", conflicts_with = "train")]
     split: SplitArg,
     /// With --split random: the share that is fitted on.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.3)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.3, value_parser = share)]
     share: f64,
     /// With --split random or shapes: another draw.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -82,6 +85,11 @@ struct ScoreArgs {
     /// Print one JSON document.
     #[arg(long)]
     json: bool,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "allowed is a number from 0 to 1".into())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -111,10 +119,6 @@ impl Args {
     }
 }
 
-/// What the fits say of their source.
-const SOURCE: &str = "kernel timings of ai-dynamo/aiconfigurator (Apache-2.0), vLLM 0.24.0 \
-    (A100: 0.14.0): https://github.com/ai-dynamo/aiconfigurator";
-
 impl FitArgs {
     fn run(self) -> Result<(), CommandError> {
         let known = sheets(self.gpus.as_deref())?;
@@ -125,7 +129,7 @@ impl FitArgs {
             let samples = sweep("--profiles", &self.profiles, gpu, name)?;
             fits.push(Fit::new(gpu, &samples, effort));
         }
-        let bytes = kernels::encode(SOURCE, &fits);
+        let bytes = kernels::encode(&self.source, &fits);
         std::fs::write(&self.out, &bytes)
             .map_err(|error| CommandError::Write(self.out.clone(), error))?;
         super::print(&format!("{} bytes to {}\n", bytes.len(), self.out.display()))
