@@ -1,7 +1,7 @@
 //! Constants and corrections from a sweep.
 
 use super::Precision;
-use super::form::{Basis, Constants, prior};
+use super::form::{Basis, Constants, FEATURES, axes, prior};
 use super::gpu::Gpu;
 use super::search::minimum;
 use super::sweep::{Family, Sample};
@@ -125,11 +125,29 @@ impl FamilyFit {
         Some(fit)
     }
 
+    /// What the form leaves over, as a logarithm. Trees are cut half way between
+    /// the sizes of a sweep; a size right on a cut takes from both sides.
+    pub(super) fn correction(&self, features: &[f64; FEATURES]) -> f64 {
+        let side = |by: f64| {
+            let mut features = *features;
+            for axis in axes(self.family) {
+                if let Some(feature) = features.get_mut(*axis) {
+                    *feature += by;
+                }
+            }
+            self.correction.value(&features)
+        };
+        f64::midpoint(side(-NEAR), side(NEAR))
+    }
+
     /// The constants for a precision, if it was in the sweep.
     pub(super) fn constants(&self, precision: Precision) -> Option<Constants> {
         self.constants.iter().find(|(of, _)| *of == precision).map(|(_, constants)| *constants)
     }
 }
+
+/// How near to a cut is on it. Octaves.
+const NEAR: f64 = 0.1;
 
 /// How many deviations of a constant weigh as much as one percent of error.
 const TIGHT: f64 = 0.01;

@@ -128,6 +128,16 @@ pub(super) fn mark_as_bf16(features: &mut [f64; FEATURES]) {
     }
 }
 
+/// The features that are the logarithm of a size along which a sweep steps.
+pub(super) fn axes(family: Family) -> &'static [usize] {
+    match family {
+        Family::Gemm | Family::GemmFp8Block => &[PRECISION + 1],
+        Family::Prefill | Family::Decode => &[PRECISION + 2],
+        Family::Moe | Family::MoeFp8 => &[PRECISION + 1],
+        Family::AllReduce => &[PRECISION + 2],
+    }
+}
+
 impl Terms {
     /// Microseconds.
     pub(super) fn total(&self) -> f64 {

@@ -76,7 +76,7 @@ impl Model {
             if lent != precision {
                 super::form::mark_as_bf16(&mut features);
             }
-            let correction = fit.correction.value(&features);
+            let correction = fit.correction(&features);
             let weight = source.weight(&self.gpu, family);
             sum += weight * (libm::log(terms.total()) + source.trust * correction);
             weights += weight;
@@ -239,41 +239,41 @@ mod tests {
             prop_oneof![Just(Precision::Bf16), Just(Precision::Fp8), Just(Precision::Fp8Block)];
         let sizes = prop::array::uniform7(size);
         (0_u32..5, sizes, precision, any::<bool>()).prop_map(|(kind, sizes, precision, flag)| {
-            let [a, b, c, d, e, f, g] = sizes;
+            let [one, two, three, four, five, tp, ep] = sizes;
             match kind {
-                0 => Shape::Gemm { m: a, n: b, k: c, precision },
+                0 => Shape::Gemm { m: one, n: two, k: three, precision },
                 1 => Shape::Prefill(PrefillAttention {
-                    batch: a,
-                    new: b,
-                    context: c,
-                    heads: d,
-                    kv_heads: e,
-                    head_dim: f,
+                    batch: one,
+                    new: two,
+                    context: three,
+                    heads: four,
+                    kv_heads: five,
+                    head_dim: tp,
                     kv: precision,
                 }),
                 2 => Shape::Decode(DecodeAttention {
-                    batch: a,
-                    context: f64::from(b) / 3.0,
-                    heads: d,
-                    kv_heads: e,
-                    head_dim: f,
+                    batch: one,
+                    context: f64::from(two) / 3.0,
+                    heads: four,
+                    kv_heads: five,
+                    head_dim: tp,
                     kv: precision,
                 }),
                 3 => {
                     let routing = if flag { Routing::Balanced } else { Routing::SERVED };
                     let moe = Moe {
-                        tokens: a,
-                        hidden: b,
-                        intermediate: c,
-                        topk: d,
-                        experts: e,
-                        tp: f,
-                        ep: g,
+                        tokens: one,
+                        hidden: two,
+                        intermediate: three,
+                        topk: four,
+                        experts: five,
+                        tp,
+                        ep,
                         precision,
                     };
                     Shape::Moe(moe, routing)
                 }
-                _ => Shape::AllReduce { gpus: a, elements: u64::from(b) << 20, graph: flag },
+                _ => Shape::AllReduce { gpus: one, elements: u64::from(two) << 20, graph: flag },
             }
         })
     }
