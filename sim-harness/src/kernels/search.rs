@@ -86,7 +86,7 @@ mod tests {
         let value = |p: &Constants| {
             let [a, b, rest @ ..] = p;
             let (near, bend) = (1.0 - a, b - a * a);
-            let rest: f64 = rest.iter().map(|x| (x - 2.0).abs()).sum();
+            let rest: f64 = rest.iter().map(|x| (x - 2.0) * (x - 2.0)).sum();
             near * near + 10.0 * bend * bend + rest
         };
         let found = minimum([0.0; CONSTANTS], [0.5; CONSTANTS], 20_000, value);
