@@ -63,8 +63,9 @@ struct ScoreArgs {
     /// The sweep to judge by.
     #[arg(long, value_name = "DIR")]
     test: PathBuf,
-    /// Measured tier without --train: what part of --test is held out.
-    #[arg(long, value_enum, default_value = "points", conflicts_with = "train")]
+    /// Measured tier without --train: what part of --test is held out; the rest
+    /// is fitted on.
+    #[arg(long, value_enum, default_value = "points")]
     split: SplitArg,
     /// With --split random: the share that is fitted on.
     #[arg(long, value_name = "SHARE", default_value_t = 0.3, value_parser = share)]
