@@ -4,7 +4,7 @@ use super::form::{Basis, OWN};
 use super::gpu::Gpu;
 use super::{DecodeAttention, Precision, PrefillAttention};
 
-/// Query rows, and keys, that a block works on at a time.
+/// Keys that a block works on at a time.
 const BLOCK: f64 = 128.0;
 
 fn log(value: f64) -> f64 {
@@ -31,26 +31,34 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
     let narrow = shape.kv != Precision::Bf16;
     let before = half_blocks(context);
     // Blocks of rows × blocks of keys; a block of rows is of one head.
-    let columns = libm::ceil(new / BLOCK);
-    let whole = libm::floor(new / BLOCK);
-    let rest = half_blocks(new - whole * BLOCK);
-    let triangle = whole * (whole + 1.0) / 2.0 + if rest > 0.0 { whole + rest } else { 0.0 };
+    let height = gpu.attention_rows();
+    let columns = libm::ceil(new / height);
+    let whole = libm::floor(new / height);
+    let rest = new - whole * height;
+    let part = height / BLOCK;
+    let triangle = part * whole * (whole + 1.0) / 2.0
+        + if rest > 0.0 { whole * part + half_blocks(rest) } else { 0.0 };
     let pairs = batch * heads * (columns * before + triangle);
     let blocks = batch * heads * columns;
-    let pair_flops = 4.0 * BLOCK * BLOCK * dim;
-    // 8-bit keys and values are multiplied as bfloat16.
-    let compute = pairs * pair_flops / gpu.bf16 * 1e6;
+    let pair_flops = 4.0 * height * BLOCK * dim;
     let per_sm = gpu.bf16 / gpu.sms;
-    let longest = (before + whole + rest) * pair_flops / per_sm * 1e6;
+    let longest =
+        (before + (whole * part + half_blocks(rest)).max(triangle / columns)) * pair_flops / per_sm
+            * 1e6;
     let load = blocks / gpu.sms;
     let waves = libm::ceil(load);
+    // Blocks of like length run in whole waves; those of the causal triangle
+    // fill each other's gaps, and wait for the longest. 8-bit keys and values
+    // are multiplied as bfloat16.
+    let alike = before / (before + triangle / columns);
+    let compute = pairs * pair_flops / gpu.bf16 * 1e6 * (1.0 + alike * (waves / load - 1.0));
     let queries = batch * new * heads * dim * 2.0 * 2.0;
     let keys = batch * (context * element_bytes(shape.kv) + new * 2.0) * kv * dim * 2.0;
     let traffic = queries + keys;
     // As if the heads of a group shared blocks of rows.
-    let packed = batch * kv * libm::ceil(new * group / BLOCK) / gpu.sms;
+    let packed = batch * kv * libm::ceil(new * group / height) / gpu.sms;
     let packed_pairs =
-        batch * kv * (libm::ceil(new * group / BLOCK) * (before + triangle / columns));
+        batch * kv * (libm::ceil(new * group / height) * (before + triangle / columns));
     let exact = 4.0 * batch * heads * dim * new * (context + f64::midpoint(new, 1.0));
     let own: [f64; OWN] = [
         f64::from(u8::from(narrow)),
@@ -79,7 +87,7 @@ pub(super) fn prefill(gpu: &Gpu, shape: &PrefillAttention) -> Basis {
         memory: traffic / gpu.bandwidth * 1e6,
         cache: traffic / gpu.l2_bandwidth() * 1e6,
         resident: traffic / gpu.l2,
-        latency: longest + gpu.cycles(1000.0 * waves),
+        latency: longest * (1.0 - alike) + gpu.cycles(1000.0 * waves),
         extra: 0.0,
         roofline: (exact / gpu.bf16 * 1e6).max(traffic / gpu.bandwidth * 1e6),
         own,

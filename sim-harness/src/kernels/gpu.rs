@@ -195,6 +195,13 @@ impl Gpu {
         (bytes * self.sms * self.clock).max(1.5 * self.bandwidth)
     }
 
+    /// Query rows that a block of causal attention with heads of 128 works on:
+    /// 64 on chips with 100 KB of shared memory an SM, else 128
+    /// (FlashAttention's launch templates).
+    pub(super) fn attention_rows(&self) -> f64 {
+        if matches!(self.capability, 86..=89 | 120..=129) { 64.0 } else { 128.0 }
+    }
+
     /// Links of its own between GPUs, and not PCIe.
     pub(super) fn has_switch(&self) -> bool {
         self.link > 100e9
