@@ -82,6 +82,11 @@ impl Basis {
         basis
     }
 
+    /// With nothing in the L2.
+    pub(super) fn evicted(&self) -> Self {
+        Self { resident: f64::MAX, ..self.clone() }
+    }
+
     /// The form's value.
     pub(super) fn terms(&self, constants: &Constants) -> Terms {
         let [floor, compute, memory, latency, norm, cache, extra] = constants.map(libm::exp);

@@ -20,6 +20,8 @@ pub enum Tier {
 pub struct Model {
     gpu: Gpu,
     sources: Vec<Source>,
+    /// Weights, keys and values come from the device memory.
+    cold: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -34,7 +36,11 @@ struct Source {
 impl Model {
     /// The measured tier.
     pub fn measured(fit: Fit) -> Self {
-        Self { gpu: fit.gpu().clone(), sources: vec![Source { fit, weight: 1.0, trust: 1.0 }] }
+        Self {
+            gpu: fit.gpu().clone(),
+            sources: vec![Source { fit, weight: 1.0, trust: 1.0 }],
+            cold: false,
+        }
     }
 
     /// The cross tier: `gpu` by its data sheet, `others` as fitted. Whatever is
@@ -48,7 +54,15 @@ impl Model {
                 Source { fit: fit.clone(), weight, trust }
             })
             .collect();
-        Self { gpu: gpu.clone(), sources }
+        Self { gpu: gpu.clone(), sources, cold: false }
+    }
+
+    /// As in a serving step. A sweep runs the same kernel over and over, and
+    /// finds what fits in the L2 there; between two passes of one layer a
+    /// server has read all others, and finds nothing.
+    #[must_use]
+    pub fn serving(self) -> Self {
+        Self { cold: true, ..self }
     }
 
     /// The GPU.
@@ -66,6 +80,8 @@ impl Model {
     pub fn micros(&self, shape: &Shape) -> f64 {
         let basis = Basis::new(&self.gpu, shape);
         let (family, precision) = (shape.family(), precision_of(shape));
+        // What a prompt attends to was written just before.
+        let cold = self.cold && matches!(family, Family::Gemm | Family::Decode | Family::Moe);
         let (mut sum, mut weights) = (0.0, 0.0);
         for source in &self.sources {
             let Some(fit) = source.fit.family(family) else { continue };
@@ -78,7 +94,8 @@ impl Model {
             }
             let correction = fit.correction(&features);
             let weight = source.weight(&self.gpu, family);
-            sum += weight * (libm::log(terms.total()) + source.trust * correction);
+            let total = if cold { basis.evicted().terms(&constants) } else { terms }.total();
+            sum += weight * (libm::log(total) + source.trust * correction);
             weights += weight;
         }
         if weights > 0.0 {
@@ -220,6 +237,27 @@ mod tests {
             assert!(model.all_reduce(4, 1 << 20, true) < model.all_reduce(4, 1 << 26, true));
             assert_eq!(model.all_reduce(1, 1 << 20, true), 0.0);
         }
+    }
+
+    #[test]
+    fn a_server_finds_nothing_in_the_cache() {
+        let fit = shipped().into_iter().find(|fit| fit.gpu().name == "l40s").unwrap();
+        let swept = Model::measured(fit);
+        let served = swept.clone().serving();
+        let decode = |batch| DecodeAttention {
+            batch,
+            context: 4096.0,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            kv: Precision::Bf16,
+        };
+        // 67 MB of keys and values fit in 96 MB; 1 GB does not.
+        let seconds = 67e6 / swept.gpu().bandwidth;
+        assert!(swept.decode_attention(&decode(4)) < seconds * 1e6);
+        assert!(served.decode_attention(&decode(4)) > seconds * 1e6);
+        let large = [&swept, &served].map(|model| model.decode_attention(&decode(64)));
+        assert!((large[0] / large[1] - 1.0).abs() < 0.01, "{large:?}");
     }
 
     #[test]
