@@ -83,6 +83,10 @@ struct ScoreArgs {
     /// sm_count, boost_hz and l2_bytes if you know them.
     #[arg(long, value_name = "FILE")]
     gpus: Option<PathBuf>,
+    /// Predict for a server, which finds nothing in the L2; sweeps that repeat
+    /// one kernel find all that fits.
+    #[arg(long)]
+    serving: bool,
     /// Print one JSON document.
     #[arg(long)]
     json: bool,
@@ -166,6 +170,7 @@ impl ScoreArgs {
                 (Tier::Cross, Model::cross(gpu, &others))
             }
         };
+        let model = if self.serving { model.serving() } else { model };
         let report = Report::new(&model, tier, &test);
         super::print(&if self.json {
             format!("{}\n", report.to_json())
