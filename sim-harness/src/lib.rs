@@ -9,6 +9,7 @@
 //! - [`engine`]: one replica: prompts and output lengths go in, tokens with
 //!   their times come out.
 //! - [`histogram`]: many numbers in little memory.
+//! - [`kernels`]: times of single GPU kernels, from a sweep or a data sheet.
 //! - [`rng`]: the one seeded source of randomness.
 //!
 //! All times are whole nanoseconds from a start that the caller chooses.

@@ -10,9 +10,9 @@ use super::trees::{Forest, Growth};
 /// How much work goes into a fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// As accurate as it gets: a few megabytes.
+    /// As accurate as it gets: one and a half megabytes a GPU.
     Full,
-    /// What the project ships: a quarter of a megabyte a GPU.
+    /// What the project ships: a fifth of a megabyte a GPU.
     Compact,
     /// Seconds less and percents more: for tests.
     Quick,

@@ -40,7 +40,7 @@ struct FitArgs {
     /// sm_count, boost_hz and l2_bytes if you know them.
     #[arg(long, value_name = "FILE")]
     gpus: Option<PathBuf>,
-    /// A twelfth of the size, a little less accurate.
+    /// An eighth of the size, a little less accurate.
     #[arg(long)]
     compact: bool,
     /// Where the timings are from; kept in the file.
