@@ -111,8 +111,9 @@ impl Errors {
         }
     }
 
+    /// In fractions, as `calibrate` has them.
     fn json(&self) -> Value {
-        let round = |value: f64| libm::round(value * 1000.0) / 1000.0;
+        let round = |percent: f64| libm::round(percent * 1e3) / 1e5;
         json!({
             "n": self.n,
             "mape": round(self.mape),
@@ -182,7 +183,7 @@ impl Report {
         self.realistic.iter().find(|(of, _)| *of == family).map(|(_, errors)| *errors)
     }
 
-    /// One document; errors in percent.
+    /// One document; errors in fractions.
     pub fn to_json(&self) -> Value {
         let group = |errors: &[(Family, Errors)], counted: bool| {
             let group: Map<String, Value> = errors
