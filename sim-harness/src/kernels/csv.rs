@@ -28,14 +28,14 @@ impl std::error::Error for CsvError {}
 
 /// The lines of a table, of which some columns are read. No quotes: none of the
 /// files has them.
-pub(super) struct Table<'a> {
+pub(crate) struct Table<'a> {
     file: &'a str,
     columns: Vec<&'a str>,
     lines: std::iter::Enumerate<std::str::Lines<'a>>,
 }
 
 /// One line.
-pub(super) struct Row<'a> {
+pub(crate) struct Row<'a> {
     file: &'a str,
     line: usize,
     columns: &'a [&'a str],
@@ -44,7 +44,7 @@ pub(super) struct Row<'a> {
 
 impl<'a> Table<'a> {
     /// Reads the header, which must have the columns `required`.
-    pub(super) fn new(file: &'a str, text: &'a str, required: &[&str]) -> Result<Self, CsvError> {
+    pub(crate) fn new(file: &'a str, text: &'a str, required: &[&str]) -> Result<Self, CsvError> {
         let mut lines = text.lines().enumerate();
         let header = lines.next().map_or("", |(_, line)| line);
         let columns: Vec<&str> =
@@ -64,7 +64,7 @@ impl<'a> Table<'a> {
     }
 
     /// The next line that is not blank.
-    pub(super) fn next(&mut self) -> Result<Option<Row<'_>>, CsvError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Row<'_>>, CsvError> {
         let Some((index, line)) = self.lines.find(|(_, line)| !line.trim().is_empty()) else {
             return Ok(None);
         };
@@ -84,13 +84,13 @@ impl<'a> Table<'a> {
 
 impl Row<'_> {
     /// The cell of a column; nothing if there is no such column.
-    pub(super) fn text(&self, column: &str) -> Option<&str> {
+    pub(crate) fn text(&self, column: &str) -> Option<&str> {
         let at = self.columns.iter().position(|c| *c == column)?;
         self.cells.get(at).copied()
     }
 
     /// A whole number of at least 1.
-    pub(super) fn count<T: TryFrom<u64>>(&self, column: &str) -> Result<T, CsvError> {
+    pub(crate) fn count<T: TryFrom<u64>>(&self, column: &str) -> Result<T, CsvError> {
         let cell = self.text(column).unwrap_or_default();
         cell.parse::<u64>()
             .ok()
@@ -99,13 +99,27 @@ impl Row<'_> {
             .ok_or_else(|| self.error(column, "a whole number from 1"))
     }
 
+    /// A whole number, 0 included.
+    pub(crate) fn whole<T: TryFrom<u64>>(&self, column: &str) -> Result<T, CsvError> {
+        let cell = self.text(column).unwrap_or_default();
+        let value = cell.parse::<u64>().ok().and_then(|value| T::try_from(value).ok());
+        value.ok_or_else(|| self.error(column, "a whole number from 0"))
+    }
+
+    /// A finite number, 0 or more.
+    pub(crate) fn seconds(&self, column: &str) -> Result<f64, CsvError> {
+        let value = self.text(column).unwrap_or_default().parse::<f64>().ok();
+        let value = value.filter(|value| value.is_finite() && *value >= 0.0);
+        value.ok_or_else(|| self.error(column, "a number from 0"))
+    }
+
     /// A finite number above zero.
-    pub(super) fn positive(&self, column: &str) -> Result<f64, CsvError> {
+    pub(crate) fn positive(&self, column: &str) -> Result<f64, CsvError> {
         self.optional(column)?.ok_or_else(|| self.error(column, "a number above 0"))
     }
 
     /// The same, or an empty cell, or no such column.
-    pub(super) fn optional(&self, column: &str) -> Result<Option<f64>, CsvError> {
+    pub(crate) fn optional(&self, column: &str) -> Result<Option<f64>, CsvError> {
         match self.text(column) {
             None | Some("") => Ok(None),
             Some(cell) => match cell.parse::<f64>() {
@@ -116,7 +130,7 @@ impl Row<'_> {
     }
 
     /// An error at a cell of this line.
-    pub(super) fn error(&self, column: &str, allowed: &str) -> CsvError {
+    pub(crate) fn error(&self, column: &str, allowed: &str) -> CsvError {
         CsvError {
             file: self.file.into(),
             line: self.line,

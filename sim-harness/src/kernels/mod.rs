@@ -3,26 +3,45 @@
 //! A step is a sum of kernels ([`Kernels`]) plus what the host adds. The same
 //! composition prices measured tables, fitted models and a plain roofline.
 
+mod architecture;
 mod attention;
 mod comm;
-mod csv;
+pub(crate) mod csv;
+mod deploy;
 mod elementwise;
 mod fit;
 mod form;
+mod forward;
 mod gemm;
 pub mod gpu;
+mod grid;
+mod host;
+mod layerwise;
+mod link;
+mod measured;
 mod model;
 mod moe;
+mod roofline;
 pub mod score;
 mod search;
+mod step;
 mod store;
 mod sweep;
 mod trees;
 
+pub use architecture::{Architecture, Experts, Latent, MODELS, UnknownModel};
 pub use csv::CsvError;
+pub use deploy::{Deployment, LayoutError, Memory};
 pub use fit::{Effort, Fit};
+pub use forward::{Breakdown, Composed, Forward, IN_PROMPT_KERNEL};
 pub use gpu::Gpu;
+pub use host::HostTime;
+pub use layerwise::{LayerFiles, LayerProfile, plain_name};
+pub use link::Link;
+pub use measured::Sweep;
 pub use model::{Model, Tier, roofline};
+pub use roofline::{Roofline, experts_hit};
+pub use step::{Execution, Explained, StepModel};
 pub use store::{StoreError, decode, encode, shipped};
 pub use sweep::{Family, Routing, Sample, Shape, TABLES, parse};
 
