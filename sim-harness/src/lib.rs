@@ -18,6 +18,7 @@ pub mod engine;
 pub mod histogram;
 pub mod kernels;
 pub mod rng;
+pub mod validate;
 pub mod workload;
 
 /// Nanoseconds in one second.

@@ -7,6 +7,7 @@
 //! - [`demo`]: pools, a real Envoy and load, all on this machine.
 //! - [`text`]: real text of an exact token length.
 //! - [`tokenizer`]: published vocabularies, embedded.
+//! - [`validate`]: replays of measured serving runs.
 //! - [`commands`]: the flags.
 //! - [`interrupt`] hears Ctrl-C.
 //!
@@ -27,3 +28,4 @@ pub mod serve;
 pub mod stats;
 pub mod text;
 pub mod tokenizer;
+pub mod validate;

@@ -6,6 +6,8 @@ mod engine;
 mod kernels;
 mod replay;
 mod serve;
+mod step;
+mod validate;
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -21,6 +23,7 @@ use crate::files::FileError;
 use crate::interrupt;
 use crate::replay::{ReplayError, WindowsError};
 use crate::serve::{PoolsError, ServeError};
+use crate::validate::ValidateError;
 
 /// GPU pools that are not there, and load for a gateway that is.
 #[derive(Debug, Parser)]
@@ -44,6 +47,10 @@ enum Command {
     Demo(demo::Args),
     /// Times of single GPU kernels: fit them, and score them against a sweep.
     Kernels(kernels::Args),
+    /// Explain one step's time by kernel family.
+    Step(step::Args),
+    /// Replay measured serving runs and say how far off the model is.
+    Validate(validate::Args),
 }
 
 /// Why a command failed.
@@ -61,6 +68,10 @@ pub enum CommandError {
     Replay(ReplayError),
     /// The bodies to score.
     Calibrate(CalibrateError),
+    /// A flag whose value is not allowed; carries its name.
+    Flag(&'static str, String),
+    /// Measured runs or kernel timings.
+    Validate(ValidateError),
     /// The demo.
     Demo(DemoError),
     /// The simulation.
@@ -109,6 +120,8 @@ impl fmt::Display for CommandError {
                 write!(f, "--tokenizer: {error}")
             }
             Self::Calibrate(error) => write!(f, "--bodies: {error}"),
+            Self::Flag(flag, why) => write!(f, "{flag}: {why}"),
+            Self::Validate(error) => error.fmt(f),
             Self::Demo(error) => error.fmt(f),
             Self::Engine(error) => error.fmt(f),
             Self::Csv(flag, error) => write!(f, "{flag}: {error}"),
@@ -167,6 +180,8 @@ impl Cli {
             Command::Demo(args) => args.run().await,
             Command::Engine(args) => args.run(),
             Command::Kernels(args) => args.run(),
+            Command::Step(args) => args.run(),
+            Command::Validate(args) => args.run(),
         }
     }
 }
