@@ -15,8 +15,8 @@ use tidegate_sim_cli::replay::{Options, Source, Style, Synthetic, Workload, prep
 use tidegate_sim_cli::serve::{Offline, parse_pools, simulate, start};
 use tidegate_sim_cli::text::Library;
 
-const POOLS: &str =
-    r#"{"pools": [{"name": "a", "model": "m", "max_model_len": 8192, "ports": [0]}]}"#;
+const POOLS: &str = r#"{"pools": [{"name": "a", "model": "m", "max_model_len": 8192,
+    "ports": [0], "hardware": {"gpu": "h100_sxm", "architecture": "Llama-3.1-8B"}}]}"#;
 
 /// (median of |live - virtual|, median of the same by virtual). Seconds, share.
 fn difference(pairs: &[(Duration, u64)]) -> (f64, f64) {

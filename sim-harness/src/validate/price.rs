@@ -96,7 +96,7 @@ pub struct Asked<'a> {
 /// A step time, and where its kernels come from.
 pub struct Priced {
     /// The step time.
-    pub time: Box<dyn StepTime>,
+    pub time: Box<dyn StepTime + Send>,
     /// `layer profile`, `sweep`, `data sheet`, `fleet-sim`, or the GPUs that a
     /// fit rests on.
     pub source: String,
@@ -203,7 +203,7 @@ pub fn find_gpu(name: &str, more: &[Gpu]) -> Option<Gpu> {
 
 impl Profiles<'_> {
     /// The kernels of a deployment, and where they come from.
-    fn passes(&self, asked: &Asked<'_>) -> Result<(Box<dyn Forward>, String), PriceError> {
+    fn passes(&self, asked: &Asked<'_>) -> Result<(Box<dyn Forward + Send>, String), PriceError> {
         let gpu = find_gpu(asked.gpu, self.gpus);
         if let Some(files) = &self.layers {
             let link = Link::of(gpu.as_ref().map_or(32e9, |gpu| gpu.link));
@@ -233,7 +233,7 @@ impl Profiles<'_> {
     }
 
     /// Kernels as they were timed: a layer profile, or the families of a sweep.
-    fn timed(&self, asked: &Asked<'_>) -> Result<(Box<dyn Forward>, String), PriceError> {
+    fn timed(&self, asked: &Asked<'_>) -> Result<(Box<dyn Forward + Send>, String), PriceError> {
         let sweep = find_gpu(asked.gpu, self.gpus).and_then(|gpu| self.sweep(&gpu));
         let (pass, source) = self.passes(asked)?;
         Ok(match sweep {
@@ -256,7 +256,8 @@ impl Profiles<'_> {
         let (pass, host, source) = if pricing == Pricing::Roofline {
             let gpu = find_gpu(asked.gpu, self.gpus);
             let gpu = gpu.ok_or_else(|| PriceError::Gpu(asked.gpu.into()))?;
-            let pass: Box<dyn Forward> = Box::new(Composed::new(asked.deployment, Roofline(gpu)));
+            let pass: Box<dyn Forward + Send> =
+                Box::new(Composed::new(asked.deployment, Roofline(gpu)));
             (pass, HostTime::NONE, "data sheet".into())
         } else {
             let (pass, source) = self.passes(asked)?;
@@ -271,7 +272,7 @@ impl Profiles<'_> {
     pub fn price(&self, asked: &Asked<'_>, pricing: Pricing) -> Result<Priced, PriceError> {
         let Asked { deployment, execution, host, .. } = asked;
         let layers = deployment.model.layers;
-        let model = |pass: Box<dyn Forward>, host: HostTime| {
+        let model = |pass: Box<dyn Forward + Send>, host: HostTime| {
             StepModel::new(pass, layers, host, execution.clone())
         };
         match pricing {
@@ -286,7 +287,8 @@ impl Profiles<'_> {
             Pricing::Roofline => {
                 let gpu = find_gpu(asked.gpu, self.gpus);
                 let gpu = gpu.ok_or_else(|| PriceError::Gpu(asked.gpu.into()))?;
-                let pass: Box<dyn Forward> = Box::new(Composed::new(*deployment, Roofline(gpu)));
+                let pass: Box<dyn Forward + Send> =
+                    Box::new(Composed::new(*deployment, Roofline(gpu)));
                 Ok(Priced {
                     time: Box::new(model(pass, HostTime::NONE)),
                     source: "data sheet".into(),

@@ -16,15 +16,22 @@ fn help() -> String {
         "The pools document; a field that is absent has the value that `long` has here:\n\n\
          {POOLS_EXAMPLE}\n\n\
          name, model, max_model_len and ports are required. Each port is one replica; 0 lets\n\
-         the system choose. `speed` makes a replica's time pass faster. In `timing`:\n  \
+         the system choose. `speed` makes a replica's time pass faster. How long a step takes\n\
+         is said by `timing`:\n  \
          step_ms                 each step, milliseconds\n  \
          prefill_us_per_token    each prompt token in a step, microseconds\n  \
          decode_us_per_request   each request that decodes in a step, microseconds\n  \
-         context_ns_per_token    each token of context that it reads, nanoseconds\n  \
+         context_ns_per_token    each token of context that it reads, nanoseconds\n\
+         or by `hardware`, from kernel times fitted to real GPUs (see `tidegate-sim step`):\n  \
+         gpu, architecture       such as h100_sxm and Llama-3.1-8B; the KV cache is what\n                          \
+         the weights leave of the memory\n  \
+         tp                      GPUs of one replica\n  \
+         weights, kv_cache_dtype bf16, fp8, fp8_block\n\
+         In `engine`, by vLLM's names:\n  \
          max_num_seqs            requests in one batch, at most\n  \
          max_num_batched_tokens  tokens in one step, at most; at least max_num_seqs\n  \
-         kv_cache_tokens         tokens that the KV cache holds; at least, and by default\n                          \
-         no less than, max_model_len\n  \
+         kv_cache_tokens         tokens that the KV cache holds; at least, and with `timing`\n                          \
+         by default no less than, max_model_len\n  \
          block_size              tokens of one KV block\n  \
          enable_prefix_caching   keep KV blocks for later prompts with the same start\n  \
          async_scheduling        compose a step while the one before it runs\n\n\

@@ -25,6 +25,7 @@ mod answer;
 mod ask;
 mod clock;
 mod fault;
+mod hardware;
 mod http;
 mod metrics;
 mod offline;
@@ -48,6 +49,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 pub use self::admin::Admin;
 pub use self::fault::{FAULTS, Fault};
+pub use self::hardware::{Hardware, Timing};
 use self::http::Service;
 pub use self::http::{OUTPUT_TOKENS_HEADER, POOL_HEADER, STATUS_HEADER};
 pub use self::offline::{Offline, Refused, simulate};
@@ -61,9 +63,8 @@ use crate::text::Words;
 pub enum ServeError {
     /// A port could not be taken.
     Listen(SocketAddr, io::Error),
-    /// A pool's engine has a setting out of range; carries the pool and the
-    /// setting.
-    Engine(String, tidegate_sim::engine::ConfigError),
+    /// A pool's engine cannot be made; carries the pool and why.
+    Engine(String, String),
     /// No such replica; carries what was asked for and what there is.
     NoReplica {
         /// What was asked for.

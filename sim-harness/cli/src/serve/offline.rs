@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use tidegate_sim::engine::{Finished, Job, Replica, Sink};
+use tidegate_sim::engine::{Finished, Job, Sink};
 
 use super::ask::{Api, read};
 use super::http::wanted;
@@ -52,8 +52,7 @@ impl Sink for Ended {
 /// does not count: times are the replica's own.
 pub fn simulate(pool: &Pool, requests: &[Offline<'_>]) -> Result<Vec<Finished>, Refused> {
     let refused = |index: usize, why: String| Refused { index, why };
-    let mut replica = Replica::new(pool.engine.clone(), pool.step)
-        .map_err(|error| refused(0, error.to_string()))?;
+    let mut replica = pool.replica().map_err(|error| refused(0, error))?;
     let mut ended = Ended::default();
     for (index, request) in requests.iter().enumerate() {
         let ask = read(Api::Chat, request.body.as_bytes(), pool)

@@ -6,7 +6,7 @@
 //!    "max_model_len": 8192, "ports": [8101, 8102]},
 //!   {"name": "long", "model": "sim-model", "tokenizer": "cl100k_base",
 //!    "max_model_len": 131072, "ports": [0],
-//!    "speed": 10, "timing": {"step_ms": 6.0}}
+//!    "speed": 10, "hardware": {"gpu": "h100_sxm", "architecture": "Llama-3.1-8B"}}
 //! ]}
 //! ```
 //!
@@ -17,21 +17,27 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde_json::Value;
-use tidegate_sim::engine::{Config, Linear};
+use tidegate_sim::engine::{Config, Linear, Replica, StepTime};
 
+use super::hardware::{self, Hardware, Timing};
 use crate::fields::{FieldError, Fields};
 use crate::tokenizer::{NAMES, Tokenizer};
 
-/// A document with every field; `timing` has its defaults. Shown by
-/// `serve --help`.
+/// A document with every field; `timing` and `engine` have their defaults. Shown
+/// by `serve --help`.
 pub const POOLS_EXAMPLE: &str = r#"{"pools": [
   {"name": "short", "model": "sim-model", "max_model_len": 8192, "ports": [8101, 8102]},
   {"name": "long", "model": "sim-model", "max_model_len": 131072, "ports": [0],
    "tokenizer": "cl100k_base", "host": "127.0.0.1", "speed": 1,
    "timing": {"step_ms": 6, "prefill_us_per_token": 32, "decode_us_per_request": 20,
-              "context_ns_per_token": 49, "max_num_seqs": 256,
-              "max_num_batched_tokens": 8192, "kv_cache_tokens": 400000, "block_size": 16,
-              "enable_prefix_caching": true, "async_scheduling": true}}
+              "context_ns_per_token": 49},
+   "engine": {"max_num_seqs": 256, "max_num_batched_tokens": 8192,
+              "kv_cache_tokens": 400000, "block_size": 16,
+              "enable_prefix_caching": true, "async_scheduling": true}},
+  {"name": "real", "model": "sim-model", "max_model_len": 8192, "ports": [0],
+   "hardware": {"gpu": "h100_sxm", "architecture": "Llama-3.1-8B", "tp": 1,
+                "weights": "bf16", "kv_cache_dtype": "bf16",
+                "gpu_memory_utilization": 0.9}}
 ]}"#;
 
 /// One pool of equal replicas.
@@ -50,11 +56,19 @@ pub struct Pool {
     /// A port for each replica; 0 lets the system choose.
     pub ports: Vec<u16>,
     /// How long its steps take.
-    pub step: Linear,
+    pub timing: Timing,
     /// How it schedules them.
     pub engine: Config,
     /// Seconds that pass for a replica in a real one. 0.001 to 1,000,000.
     pub speed: f64,
+}
+
+impl Pool {
+    /// One of its replicas, idle, on virtual time.
+    pub(super) fn replica(&self) -> Result<Replica<Box<dyn StepTime + Send>>, String> {
+        let time = self.timing.step_time(&self.engine)?;
+        Replica::new(self.engine.clone(), time).map_err(|error| error.to_string())
+    }
 }
 
 /// What is wrong with a pools document.
@@ -114,8 +128,18 @@ pub fn parse_pools(bytes: &[u8]) -> Result<Vec<Pool>, PoolsError> {
     Ok(pools)
 }
 
-const POOL_FIELDS: [&str; 8] =
-    ["name", "model", "tokenizer", "max_model_len", "host", "ports", "speed", "timing"];
+const POOL_FIELDS: [&str; 10] = [
+    "name",
+    "model",
+    "tokenizer",
+    "max_model_len",
+    "host",
+    "ports",
+    "speed",
+    "timing",
+    "hardware",
+    "engine",
+];
 
 fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
     let fields = Fields::new(path, value, &POOL_FIELDS)?;
@@ -152,10 +176,10 @@ fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
             }
         })?);
     }
-    let (step, engine) = parse_timing(&fields, max_model_len)?;
+    let timing = parse_timing(&fields)?;
     Ok(Pool {
-        step,
-        engine,
+        engine: parse_engine(&fields, &timing, max_model_len)?,
+        timing,
         // Many times faster: a demonstration need not wait for a real GPU.
         speed: fields.number("speed", SPEEDS, 1.0)?,
         name: name.into(),
@@ -170,11 +194,10 @@ fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
 /// What is allowed as a speed.
 pub(crate) const SPEEDS: std::ops::RangeInclusive<f64> = 0.001..=1e6;
 
-const TIMING_FIELDS: [&str; 10] = [
-    "step_ms",
-    "prefill_us_per_token",
-    "decode_us_per_request",
-    "context_ns_per_token",
+const TIMING_FIELDS: [&str; 4] =
+    ["step_ms", "prefill_us_per_token", "decode_us_per_request", "context_ns_per_token"];
+
+const ENGINE_FIELDS: [&str; 6] = [
     "max_num_seqs",
     "max_num_batched_tokens",
     "kv_cache_tokens",
@@ -186,7 +209,14 @@ const TIMING_FIELDS: [&str; 10] = [
 /// Tokens that the KV cache holds unless the document says otherwise.
 const KV_CACHE_TOKENS: u64 = 400_000;
 
-fn parse_timing(pool: &Fields, max_model_len: u32) -> Result<(Linear, Config), FieldError> {
+fn parse_timing(pool: &Fields) -> Result<Timing, FieldError> {
+    if let Some(value) = pool.get("hardware") {
+        if pool.get("timing").is_some() {
+            return Err(pool.wrong("timing", "nothing beside hardware, which says it"));
+        }
+        let fields = Fields::new(&pool.at("hardware"), value, &hardware::FIELDS)?;
+        return Ok(Timing::Hardware(Box::new(Hardware::parse(&fields)?)));
+    }
     let default = Linear::default();
     let empty = Value::Object(serde_json::Map::new());
     let path = pool.at("timing");
@@ -195,17 +225,19 @@ fn parse_timing(pool: &Fields, max_model_len: u32) -> Result<(Linear, Config), F
         let value = fields.number(field, 0.0..=60_000.0, default_ns as f64 / unit)?;
         Ok((value * unit) as u64)
     };
-    let step = Linear {
+    Ok(Timing::Linear(Linear {
         step_ns: time("step_ms", 1e6, default.step_ns)?.max(1),
         prefill_token_ns: time("prefill_us_per_token", 1e3, default.prefill_token_ns)?,
         decode_sequence_ns: time("decode_us_per_request", 1e3, default.decode_sequence_ns)?,
         context_token_ns: time("context_ns_per_token", 1.0, default.context_token_ns)?,
-    };
-    Ok((step, parse_engine(&fields, max_model_len)?))
+    }))
 }
 
-fn parse_engine(fields: &Fields, max_model_len: u32) -> Result<Config, FieldError> {
+fn parse_engine(pool: &Fields, timing: &Timing, max_model_len: u32) -> Result<Config, FieldError> {
     let default = Config::default();
+    let empty = Value::Object(serde_json::Map::new());
+    let path = pool.at("engine");
+    let fields = Fields::new(&path, pool.get("engine").unwrap_or(&empty), &ENGINE_FIELDS)?;
     let whole = |field: &str, least: u32, default: u32| -> Result<u32, FieldError> {
         let range = u64::from(least)..=u64::from(u32::MAX);
         Ok(fields.whole(field, range, Some(default.into()))? as u32)
@@ -225,26 +257,34 @@ fn parse_engine(fields: &Fields, max_model_len: u32) -> Result<Config, FieldErro
         return Err(FieldError { path: fields.at("max_num_batched_tokens"), found, allowed });
     }
     let block_size = fields.whole("block_size", 1..=1_024, Some(default.block_size.into()))? as u32;
-    // As vLLM at its start: one sequence of the window must fit.
-    let least = u64::from(max_model_len);
-    let kv_tokens = fields.whole(
-        "kv_cache_tokens",
-        least..=u64::from(u32::MAX),
-        Some(KV_CACHE_TOKENS.max(least)),
-    )?;
-    Ok(Config {
+    let config = Config {
         max_num_seqs,
         max_num_batched_tokens,
         block_size,
         prefix_id_tokens: block_size,
-        // vLLM keeps one block for itself.
-        num_gpu_blocks: kv_tokens.div_ceil(block_size.into()) as u32 + 1,
         max_model_len,
         enable_prefix_caching: switch("enable_prefix_caching", default.enable_prefix_caching)?,
         async_scheduling: switch("async_scheduling", default.async_scheduling)?,
         every_token: true,
         ..default
-    })
+    };
+    // As vLLM at its start: one sequence of the window must fit.
+    let least = u64::from(max_model_len);
+    let room = match timing {
+        Timing::Linear(_) => KV_CACHE_TOKENS.max(least),
+        Timing::Hardware(hardware) => {
+            u64::from(hardware.kv_blocks(&config)) * u64::from(block_size)
+        }
+    };
+    if fields.get("kv_cache_tokens").is_none() && room < least {
+        let allowed = format!("at most the {room} tokens that the GPU's memory leaves");
+        return Err(pool.wrong("max_model_len", allowed));
+    }
+    let kv_tokens =
+        fields.whole("kv_cache_tokens", least..=u64::from(u32::MAX), Some(room.max(least)))?;
+    // vLLM keeps one block for itself.
+    let num_gpu_blocks = kv_tokens.div_ceil(block_size.into()) as u32 + 1;
+    Ok(Config { num_gpu_blocks, ..config })
 }
 
 #[cfg(test)]
@@ -265,7 +305,7 @@ mod tests {
     fn defaults_fill_what_is_absent() {
         let pools = parse_pools(with("").as_bytes()).unwrap();
         assert_eq!(pools[0].tokenizer.name(), "cl100k_base");
-        assert_eq!(pools[0].step, Linear::default());
+        assert!(matches!(pools[0].timing, Timing::Linear(linear) if linear == Linear::default()));
         assert_eq!((pools[0].engine.num_gpu_blocks, pools[0].engine.max_model_len), (25_001, 100));
         assert_eq!(pools[0].engine.check(), Ok(()));
         assert!(pools[0].host.is_loopback());
@@ -275,12 +315,20 @@ mod tests {
     #[test]
     fn the_example_shows_every_field_with_its_default() {
         let pools = parse_pools(POOLS_EXAMPLE.as_bytes()).unwrap();
-        assert_eq!((pools[0].step, pools[1].step), (Linear::default(), Linear::default()));
+        let linear = |at: usize| match pools[at].timing {
+            Timing::Linear(linear) => Some(linear),
+            Timing::Hardware(_) => None,
+        };
+        assert_eq!((linear(0), linear(1)), (Some(Linear::default()), Some(Linear::default())));
+        // 80 GB less 16 GB of weights at 128 KiB a token.
+        let blocks = pools[2].engine.num_gpu_blocks;
+        assert!((20_000..30_000).contains(&blocks), "{blocks}");
         let engine = Config { max_model_len: 131_072, ..pools[0].engine.clone() };
         assert_eq!(pools[1].engine, engine);
         assert_eq!(pools[1].host, pools[0].host);
         assert_eq!(pools[1].tokenizer.name(), pools[0].tokenizer.name());
-        for field in POOL_FIELDS.iter().chain(&TIMING_FIELDS) {
+        let all = POOL_FIELDS.iter().chain(&TIMING_FIELDS).chain(&ENGINE_FIELDS);
+        for field in all.chain(&hardware::FIELDS) {
             assert!(POOLS_EXAMPLE.contains(&format!("\"{field}\":")), "{field}");
         }
     }
@@ -296,14 +344,34 @@ mod tests {
             (&with(r#", "host": "localhost""#), vec!["host", "localhost", "127.0.0.1"]),
             (&with(r#", "timing": {"step": 1}"#), vec!["pools[0].timing.step", "step_ms"]),
             (&with(r#", "timing": {"step_ms": -1}"#), vec!["timing.step_ms", "-1", "0 to 60000"]),
-            (&with(r#", "timing": {"kv_cache_tokens": 99}"#), vec!["kv_cache_tokens", "100 to"]),
-            (&with(r#", "timing": {"async_scheduling": 1}"#), vec!["async_scheduling", "true or"]),
+            (&with(r#", "engine": {"kv_cache_tokens": 99}"#), vec!["kv_cache_tokens", "100 to"]),
+            (&with(r#", "engine": {"async_scheduling": 1}"#), vec!["async_scheduling", "true or"]),
             (
-                &with(r#", "timing": {"max_num_seqs": 9, "max_num_batched_tokens": 8}"#),
+                &with(r#", "engine": {"max_num_seqs": 9, "max_num_batched_tokens": 8}"#),
                 vec![
-                    "pools[0].timing.max_num_batched_tokens: found 8;",
+                    "pools[0].engine.max_num_batched_tokens: found 8;",
                     "allowed: at least max_num_seqs",
                 ],
+            ),
+            (
+                &with(r#", "hardware": {"gpu": "h900", "architecture": "Llama-3.1-8B"}"#),
+                vec!["pools[0].hardware.gpu: found \"h900\"; allowed: ", "h100_sxm"],
+            ),
+            (
+                &with(r#", "hardware": {"gpu": "l40s", "architecture": "GPT-9"}"#),
+                vec!["hardware.architecture: found \"GPT-9\"; allowed: ", "Llama-3.1-8B"],
+            ),
+            (
+                &with(r#", "hardware": {"gpu": "l40s", "architecture": "Llama-3.1-8B", "tp": 3}"#),
+                vec!["hardware.tp: found 3; allowed: ", "divisor of the 32 query heads"],
+            ),
+            (
+                &with(r#", "hardware": {"gpu": "l40s", "architecture": "Llama-3.1-70B"}"#),
+                vec!["pools[0].max_model_len: found 100; allowed: at most the 0 tokens"],
+            ),
+            (
+                &with(r#", "timing": {}, "hardware": {"gpu": "l40s"}"#),
+                vec!["pools[0].timing: found {}; allowed: nothing beside hardware"],
             ),
             (&with(r#", "speed": 0"#), vec!["pools[0].speed: found 0; allowed: a number, 0.001"]),
         ] {

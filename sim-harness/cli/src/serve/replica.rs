@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tidegate_sim::engine::{self, ConfigError, Engine, Event, Job, JobId, Load, What};
+use tidegate_sim::engine::{Engine, Event, Job, JobId, Load, What};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -78,11 +78,11 @@ impl fmt::Debug for Replica {
 }
 
 impl Replica {
-    pub(super) fn new(pool: Arc<Pool>) -> Result<Arc<Self>, ConfigError> {
+    pub(super) fn new(pool: Arc<Pool>) -> Result<Arc<Self>, String> {
         let state = State {
             clock: Clock::new(Instant::now(), pool.speed),
             fault: None,
-            engine: Box::new(engine::Replica::new(pool.engine.clone(), pool.step)?),
+            engine: Box::new(pool.replica()?),
             open: BTreeMap::new(),
             metrics: Metrics::new(),
             events: Vec::new(),
