@@ -21,6 +21,7 @@ pub mod demo;
 pub mod engine;
 pub mod fields;
 pub mod files;
+pub mod hardware;
 pub mod interrupt;
 pub mod progress;
 pub mod replay;

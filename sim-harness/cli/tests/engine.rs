@@ -15,6 +15,7 @@ use tidegate_sim::engine::{Config, Linear, Transfer};
 use tidegate_sim::rng::Pcg;
 use tidegate_sim_cli::engine::{Dispatch, Plan, Report, Split, run};
 use tidegate_sim_cli::files;
+use tidegate_sim_cli::hardware::Timing;
 
 /// A folder of this test, removed at its end.
 struct Folder(PathBuf);
@@ -72,7 +73,7 @@ fn plan(trace: &Path) -> Plan {
             ..Config::default()
         },
         by_priority: false,
-        time: Linear::default(),
+        timing: Timing::Linear(Linear::default()),
         requests: None,
         series: None,
     }

@@ -6,7 +6,9 @@ use std::time::Instant;
 use tidegate_sim::engine::{Config, Linear, Transfer};
 
 use super::CommandError;
+use super::step::PrecisionArg;
 use crate::engine::{Dispatch, Plan, Split, run};
+use crate::hardware::{Hardware, HardwareError, Timing};
 
 /// Flags of `engine`. The scheduler's have the names of vLLM's.
 #[derive(Debug, clap::Args)]
@@ -57,9 +59,10 @@ pub(super) struct Args {
     /// Tokens of one KV block.
     #[arg(long, default_value_t = Config::default().block_size)]
     block_size: u32,
-    /// KV blocks; vLLM keeps one of them for itself.
-    #[arg(long, default_value_t = Config::default().num_gpu_blocks)]
-    num_gpu_blocks: u32,
+    /// KV blocks; vLLM keeps one of them for itself. Default: 25001, or what the
+    /// GPU's memory holds.
+    #[arg(long)]
+    num_gpu_blocks: Option<u32>,
     /// Prompt and output tokens of one request, at most. Longer ones are refused.
     #[arg(long, default_value_t = Config::default().max_model_len)]
     max_model_len: u32,
@@ -81,6 +84,22 @@ pub(super) struct Args {
     /// Compose a step only when the one before it has ended.
     #[arg(long)]
     no_async_scheduling: bool,
+    /// Steps of this GPU, such as h100_sxm, instead of the figures below. The KV
+    /// blocks are then what --model leaves of its memory, unless given.
+    #[arg(long, value_name = "NAME", requires = "model")]
+    gpu: Option<String>,
+    /// The model on it, such as Llama-3.1-8B.
+    #[arg(long, value_name = "NAME", requires = "gpu")]
+    model: Option<String>,
+    /// GPUs that split every layer.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "gpu")]
+    tp: u32,
+    /// How weights are stored.
+    #[arg(long, value_enum, default_value = "bf16", requires = "gpu")]
+    weights: PrecisionArg,
+    /// How keys and values are stored.
+    #[arg(long, value_enum, default_value = "bf16", requires = "gpu")]
+    kv: PrecisionArg,
     /// Each step, milliseconds.
     #[arg(long, default_value_t = 6.0)]
     step_ms: f64,
@@ -105,7 +124,7 @@ pub(super) struct Args {
 }
 
 impl Args {
-    fn plan(self) -> Plan {
+    fn plan(self) -> Result<Plan, CommandError> {
         let transfer = Transfer {
             latency_ns: (self.kv_latency_ms * 1e6) as u64,
             bytes_per_token: self.kv_bytes_per_token,
@@ -113,7 +132,49 @@ impl Args {
         };
         let split = self.prefill_engines.zip(self.decode_engines);
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        Plan {
+        let config = Config {
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: self.max_num_batched_tokens,
+            block_size: self.block_size,
+            max_model_len: self.max_model_len,
+            enable_prefix_caching: !self.no_prefix_caching,
+            prefix_id_tokens: self.prefix_id_tokens,
+            enable_chunked_prefill: !self.no_chunked_prefill,
+            long_prefill_token_threshold: self.long_prefill_token_threshold,
+            scheduler_reserve_full_isl: !self.no_scheduler_reserve_full_isl,
+            async_scheduling: !self.no_async_scheduling,
+            every_token: false,
+            ..Config::default()
+        };
+        let hardware = match self.gpu.zip(self.model) {
+            None => None,
+            Some((gpu, model)) => {
+                let precisions = (self.weights.into(), self.kv.into());
+                let found = Hardware::new(&gpu, &model, self.tp, precisions, 0.9);
+                Some(found.map_err(|HardwareError { field, allowed }| {
+                    let (flag, value) = match field {
+                        "gpu" => ("--gpu", gpu),
+                        "tp" => ("--tp", self.tp.to_string()),
+                        _ => ("--model", model),
+                    };
+                    CommandError::Flag(flag, format!("found {value}; allowed: {allowed}"))
+                })?)
+            }
+        };
+        // vLLM keeps one block for itself.
+        let computed = hardware.as_ref().map(|hardware| hardware.kv_blocks(&config) + 1);
+        if computed == Some(1) {
+            let why = format!("found {}; its weights leave no memory for a KV cache", self.tp);
+            return Err(CommandError::Flag("--tp", why));
+        }
+        let blocks = self.num_gpu_blocks.or(computed).unwrap_or(config.num_gpu_blocks);
+        let linear = Linear {
+            step_ns: (self.step_ms * 1e6) as u64,
+            prefill_token_ns: (self.prefill_us_per_token * 1e3) as u64,
+            decode_sequence_ns: (self.decode_us_per_request * 1e3) as u64,
+            context_token_ns: self.context_ns_per_token as u64,
+        };
+        Ok(Plan {
             trace: self.trace,
             repeat: self.repeat,
             replicas: self.replicas as usize,
@@ -125,36 +186,18 @@ impl Args {
             }),
             threads: if self.threads == 0 { cores() } else { self.threads },
             dispatch: self.dispatch,
-            config: Config {
-                max_num_seqs: self.max_num_seqs,
-                max_num_batched_tokens: self.max_num_batched_tokens,
-                block_size: self.block_size,
-                num_gpu_blocks: self.num_gpu_blocks,
-                max_model_len: self.max_model_len,
-                enable_prefix_caching: !self.no_prefix_caching,
-                prefix_id_tokens: self.prefix_id_tokens,
-                enable_chunked_prefill: !self.no_chunked_prefill,
-                long_prefill_token_threshold: self.long_prefill_token_threshold,
-                scheduler_reserve_full_isl: !self.no_scheduler_reserve_full_isl,
-                async_scheduling: !self.no_async_scheduling,
-                every_token: false,
-            },
+            config: Config { num_gpu_blocks: blocks, ..config },
             // Traces have no priorities.
             by_priority: false,
-            time: Linear {
-                step_ns: (self.step_ms * 1e6) as u64,
-                prefill_token_ns: (self.prefill_us_per_token * 1e3) as u64,
-                decode_sequence_ns: (self.decode_us_per_request * 1e3) as u64,
-                context_token_ns: self.context_ns_per_token as u64,
-            },
+            timing: hardware.map_or(Timing::Linear(linear), |h| Timing::Hardware(Box::new(h))),
             requests: self.requests,
             series: self.series,
-        }
+        })
     }
 
     pub(super) fn run(self) -> Result<(), CommandError> {
         let (json, start) = (self.json, Instant::now());
-        let report = run(&self.plan()).map_err(CommandError::Engine)?;
+        let report = run(&self.plan()?).map_err(CommandError::Engine)?;
         let seconds = start.elapsed().as_secs_f64();
         let text = if json { report.json().to_string() + "\n" } else { report.text() };
         super::print(&text)?;

@@ -65,7 +65,7 @@ pub(super) struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum PrecisionArg {
+pub(super) enum PrecisionArg {
     /// bfloat16.
     Bf16,
     /// 8-bit float, one scale a tensor.

@@ -7,13 +7,14 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use tidegate_sim::SECOND;
 use tidegate_sim::engine::{
-    Config, ConfigError, Counts, Disaggregated, Ended, Engine, Fcfs, Finished, Job, Linear,
-    LinearError, Load, Policy, Priority, Replica, Sink, Summary, Transfer,
+    Config, ConfigError, Counts, Disaggregated, Ended, Engine, Fcfs, Finished, Job, Load, Policy,
+    Priority, Replica, Sink, Summary, Transfer,
 };
 use tidegate_sim::workload::{TraceError, TraceReader, TraceRequest};
 
 use super::Report;
 use crate::files::{self, FileError};
+use crate::hardware::Timing;
 
 /// Which replica a request goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -58,7 +59,7 @@ pub struct Plan {
     /// Schedule by priority, not first come first served.
     pub by_priority: bool,
     /// How long steps take.
-    pub time: Linear,
+    pub timing: Timing,
     /// Write a CSV line for each request here, in order of their ends.
     pub requests: Option<PathBuf>,
     /// Write a CSV line for each replica and second here.
@@ -74,8 +75,8 @@ pub enum RunError {
     Trace(TraceError),
     /// A setting is out of range.
     Config(ConfigError),
-    /// A figure of the step time is out of range.
-    Time(LinearError),
+    /// The step time cannot be made; says why.
+    Time(String),
     /// A file cannot be written.
     Write(PathBuf, io::Error),
 }
@@ -105,10 +106,12 @@ const FOREVER: u64 = u64::MAX / 4;
 
 /// Runs the whole trace.
 pub fn run(plan: &Plan) -> Result<Report, RunError> {
-    plan.time.check().map_err(RunError::Time)?;
+    if let Timing::Linear(linear) = &plan.timing {
+        linear.check().map_err(|error| RunError::Time(error.to_string()))?;
+    }
     let mut replicas = Vec::with_capacity(plan.replicas);
     for _ in 0..plan.replicas.max(1) {
-        replicas.push(replica(plan).map_err(RunError::Config)?);
+        replicas.push(replica(plan)?);
     }
     if plan.dispatch == Dispatch::LeastLoaded || plan.requests.is_some() || plan.series.is_some() {
         together(plan, replicas)
@@ -119,15 +122,21 @@ pub fn run(plan: &Plan) -> Result<Report, RunError> {
 
 type Any = Box<dyn Engine + Send>;
 
-fn replica(plan: &Plan) -> Result<Any, ConfigError> {
+fn replica(plan: &Plan) -> Result<Any, RunError> {
+    // Each has its own: tables that fill as they are read are not shared.
+    let time = || plan.timing.step_time(&plan.config).map_err(RunError::Time);
     if let Some(Split { prefill, decode, transfer }) = plan.split {
-        let some = |count| vec![(plan.config.clone(), plan.time); count];
-        return Ok(Box::new(Disaggregated::new(some(prefill), some(decode), transfer)?));
+        let some = |count| {
+            (0..count).map(|_| Ok((plan.config.clone(), time()?))).collect::<Result<_, RunError>>()
+        };
+        let pair = Disaggregated::new(some(prefill)?, some(decode)?, transfer);
+        return Ok(Box::new(pair.map_err(RunError::Config)?));
     }
     let policy = || -> Box<dyn Policy> {
         if plan.by_priority { Box::new(Priority) } else { Box::new(Fcfs) }
     };
-    Ok(Box::new(Replica::with_policy(plan.config.clone(), plan.time, plan.ranks, policy)?))
+    let replica = Replica::with_policy(plan.config.clone(), time()?, plan.ranks, policy);
+    Ok(Box::new(replica.map_err(RunError::Config)?))
 }
 
 /// Calls `each` for every request of the trace, in order of time.

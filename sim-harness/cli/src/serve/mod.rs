@@ -25,7 +25,6 @@ mod answer;
 mod ask;
 mod clock;
 mod fault;
-mod hardware;
 mod http;
 mod metrics;
 mod offline;
@@ -49,7 +48,6 @@ use tokio::task::{JoinHandle, JoinSet};
 
 pub use self::admin::Admin;
 pub use self::fault::{FAULTS, Fault};
-pub use self::hardware::{Hardware, Timing};
 use self::http::Service;
 pub use self::http::{OUTPUT_TOKENS_HEADER, POOL_HEADER, STATUS_HEADER};
 pub use self::offline::{Offline, Refused, simulate};

@@ -18,9 +18,10 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 use tidegate_sim::engine::{Config, Linear, Replica, StepTime};
+use tidegate_sim::kernels::Precision;
 
-use super::hardware::{self, Hardware, Timing};
 use crate::fields::{FieldError, Fields};
+use crate::hardware::{Hardware, Timing};
 use crate::tokenizer::{NAMES, Tokenizer};
 
 /// A document with every field; `timing` and `engine` have their defaults. Shown
@@ -214,8 +215,8 @@ fn parse_timing(pool: &Fields) -> Result<Timing, FieldError> {
         if pool.get("timing").is_some() {
             return Err(pool.wrong("timing", "nothing beside hardware, which says it"));
         }
-        let fields = Fields::new(&pool.at("hardware"), value, &hardware::FIELDS)?;
-        return Ok(Timing::Hardware(Box::new(Hardware::parse(&fields)?)));
+        let fields = Fields::new(&pool.at("hardware"), value, &HARDWARE_FIELDS)?;
+        return Ok(Timing::Hardware(Box::new(parse_hardware(&fields)?)));
     }
     let default = Linear::default();
     let empty = Value::Object(serde_json::Map::new());
@@ -231,6 +232,29 @@ fn parse_timing(pool: &Fields) -> Result<Timing, FieldError> {
         decode_sequence_ns: time("decode_us_per_request", 1e3, default.decode_sequence_ns)?,
         context_token_ns: time("context_ns_per_token", 1.0, default.context_token_ns)?,
     }))
+}
+
+const HARDWARE_FIELDS: [&str; 6] =
+    ["gpu", "architecture", "tp", "weights", "kv_cache_dtype", "gpu_memory_utilization"];
+
+const PRECISIONS: [(&str, Precision); 3] =
+    [("bf16", Precision::Bf16), ("fp8", Precision::Fp8), ("fp8_block", Precision::Fp8Block)];
+
+fn parse_hardware(fields: &Fields) -> Result<Hardware, FieldError> {
+    let precision = |field: &str| {
+        let Some(value) = fields.get(field) else { return Ok(Precision::Bf16) };
+        let found = PRECISIONS.iter().find(|(name, _)| value.as_str() == Some(*name));
+        let names = PRECISIONS.map(|(name, _)| name).join(", ");
+        found.map(|(_, precision)| *precision).ok_or_else(|| fields.wrong(field, names))
+    };
+    Hardware::new(
+        fields.text("gpu")?,
+        fields.text("architecture")?,
+        fields.whole("tp", 1..=64, Some(1))? as u32,
+        (precision("weights")?, precision("kv_cache_dtype")?),
+        fields.number("gpu_memory_utilization", 0.01..=1.0, 0.9)?,
+    )
+    .map_err(|error| fields.wrong(error.field, error.allowed))
 }
 
 fn parse_engine(pool: &Fields, timing: &Timing, max_model_len: u32) -> Result<Config, FieldError> {
@@ -328,7 +352,7 @@ mod tests {
         assert_eq!(pools[1].host, pools[0].host);
         assert_eq!(pools[1].tokenizer.name(), pools[0].tokenizer.name());
         let all = POOL_FIELDS.iter().chain(&TIMING_FIELDS).chain(&ENGINE_FIELDS);
-        for field in all.chain(&hardware::FIELDS) {
+        for field in all.chain(&HARDWARE_FIELDS) {
             assert!(POOLS_EXAMPLE.contains(&format!("\"{field}\":")), "{field}");
         }
     }

@@ -1,12 +1,10 @@
-//! What a pool's replicas run on: the field `hardware` of the pools document.
+//! What replicas run on: figures, or a real GPU with a model on it.
 
 use tidegate_sim::engine::{Config, Linear, StepTime};
 use tidegate_sim::kernels::{
     Architecture, Deployment, Execution, Gpu, HostTime, Memory, Precision, shipped,
 };
 use tidegate_sim::validate::{Asked, Pricing, Profiles, find_gpu};
-
-use crate::fields::{FieldError, Fields};
 
 /// Who says how long a step takes.
 #[derive(Clone, Debug)]
@@ -26,46 +24,43 @@ pub struct Hardware {
     utilization: f64,
 }
 
-pub(super) const FIELDS: [&str; 6] =
-    ["gpu", "architecture", "tp", "weights", "kv_cache_dtype", "gpu_memory_utilization"];
-
-const PRECISIONS: [(&str, Precision); 3] =
-    [("bf16", Precision::Bf16), ("fp8", Precision::Fp8), ("fp8_block", Precision::Fp8Block)];
-
-/// What an error of the library says is allowed.
-fn allowed(error: &str) -> String {
-    error.split_once("allowed: ").map_or(error, |(_, allowed)| allowed).into()
+/// A part of a [`Hardware`] that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HardwareError {
+    /// `gpu`, `architecture` or `tp`.
+    pub field: &'static str,
+    /// What is allowed.
+    pub allowed: String,
 }
 
 impl Hardware {
-    pub(super) fn parse(fields: &Fields) -> Result<Self, FieldError> {
-        let name = fields.text("gpu")?;
-        let gpu = find_gpu(name, &[]).ok_or_else(|| {
+    /// A model split over `tp` GPUs, of whose memory the engine takes the share
+    /// `utilization`, above 0, at most 1.
+    pub fn new(
+        gpu: &str,
+        architecture: &str,
+        tp: u32,
+        (weights, kv): (Precision, Precision),
+        utilization: f64,
+    ) -> Result<Self, HardwareError> {
+        // The library's errors name what was found too.
+        let wrong = |field, error: String| {
+            let allowed = error.split_once("allowed: ").map_or(&*error, |(_, allowed)| allowed);
+            HardwareError { field, allowed: allowed.into() }
+        };
+        let gpu = find_gpu(gpu, &[]).ok_or_else(|| {
             let known: Vec<String> = Gpu::all().into_iter().map(|gpu| gpu.name).collect();
-            fields.wrong("gpu", known.join(", "))
+            wrong("gpu", known.join(", "))
         })?;
-        let model = Architecture::find(fields.text("architecture")?)
-            .map_err(|error| fields.wrong("architecture", allowed(&error.to_string())))?;
-        let precision = |field: &str| {
-            let Some(value) = fields.get(field) else { return Ok(Precision::Bf16) };
-            let found = PRECISIONS.iter().find(|(name, _)| value.as_str() == Some(*name));
-            found
-                .map(|(_, precision)| *precision)
-                .ok_or_else(|| fields.wrong(field, PRECISIONS.map(|(name, _)| name).join(", ")))
-        };
-        let tp = fields.whole("tp", 1..=64, Some(1))? as u32;
-        let deployment = Deployment {
-            weights: precision("weights")?,
-            kv: precision("kv_cache_dtype")?,
-            ..Deployment::new(model, tp)
-        };
-        deployment.check().map_err(|error| fields.wrong("tp", allowed(&error.to_string())))?;
-        let utilization = fields.number("gpu_memory_utilization", 0.01..=1.0, 0.9)?;
+        let model = Architecture::find(architecture)
+            .map_err(|error| wrong("architecture", error.to_string()))?;
+        let deployment = Deployment { weights, kv, ..Deployment::new(model, tp) };
+        deployment.check().map_err(|error| wrong("tp", error.to_string()))?;
         Ok(Self { gpu, deployment, utilization })
     }
 
     /// KV blocks that the weights leave.
-    pub(super) fn kv_blocks(&self, engine: &Config) -> u32 {
+    pub fn kv_blocks(&self, engine: &Config) -> u32 {
         self.deployment.kv_blocks(&Memory {
             bytes: self.gpu.memory,
             utilization: self.utilization,
@@ -78,7 +73,7 @@ impl Hardware {
 
 impl Timing {
     /// A step time for one replica. Fails when no kernel times are known.
-    pub(super) fn step_time(&self, engine: &Config) -> Result<Box<dyn StepTime + Send>, String> {
+    pub fn step_time(&self, engine: &Config) -> Result<Box<dyn StepTime + Send>, String> {
         match self {
             Self::Linear(linear) => Ok(Box::new(*linear)),
             Self::Hardware(hardware) => {
