@@ -49,5 +49,47 @@ prove "Native and shipped filter decide alike" \
   "TIDEGATE_PROVE=1 cargo test -p tidegate-wasm-tests --test parity -- --nocapture" \
   lines cargo test -q -p tidegate-wasm-tests --test parity -- --nocapture
 
+keep='^(TTFT|end to end)|test result'
+prove "Live replicas answer as on virtual time" \
+  "TIDEGATE_PROVE=1 cargo test --release -p tidegate-sim-cli --test live -- --nocapture" \
+  lines cargo test -q --release -p tidegate-sim-cli --test live -- --nocapture
+
+if [ -f "$data/profiles/aic_vllm_gemm.csv.gz" ]; then
+  kernels() {
+    for gpu in a100_sxm l40s h100_sxm h200_sxm; do
+      $sim kernels score --gpu "$gpu" --test "$data/profiles" "$@"
+    done
+  }
+  each='kernels score --gpu <each> --test profiles'
+  prove "Kernel times, fitted on 30 % of the shapes" \
+    "tidegate-sim $each --tier measured --split random --share 0.3" \
+    kernels --tier measured --split random --share 0.3
+  prove "Kernel times, whole curves held out" \
+    "tidegate-sim $each --tier measured --split shapes" kernels --tier measured --split shapes
+  prove "Kernel times, from the data sheet and other GPUs" \
+    "tidegate-sim $each --tier cross" kernels --tier cross
+  prove "Step times and schedules of measured serving runs" \
+    "tidegate-sim validate --measured measured --profiles profiles" \
+    $sim validate --measured "$data/measured" --profiles "$data/profiles"
+fi
+
+if [ -f "$data/traces/azure_llm_2023_conv.csv.gz" ]; then
+  flat() { /usr/bin/env python3 - "$@" <<'END'
+import os, resource, subprocess, sys, time
+start = time.monotonic()
+subprocess.run(sys.argv[1:], check=True, stderr=subprocess.DEVNULL)
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+print(f"{time.monotonic() - start:.1f} s, peak memory {peak:.0f} MB")
+END
+  }
+  trace="$data/traces/azure_llm_2023_conv.csv.gz"
+  for repeat in 1 517; do
+    prove "Memory over $repeat times 19,366 requests" \
+      "tidegate-sim engine --trace azure_llm_2023_conv.csv.gz --repeat $repeat" \
+      flat target/release/tidegate-sim engine --trace "$trace" --repeat "$repeat"
+  done
+  prove "Speed beside AISimulate's core" "make bench" sim-harness/bench/speed.sh "$data/traces"
+fi
+
 prove "The demo" "tidegate-sim demo" $sim demo
 echo "wrote $out" >&2
