@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::judge::Judged;
 use super::loads::{NotReplayed, Part};
 use super::price::Pricing;
-use super::score::{Errors, Scores, round};
+use super::score::{Errors, Scores, fraction, round};
 
 /// Everything that was replayed, and what could not be.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,7 +56,7 @@ fn run_json(run: &Judged) -> Value {
         .collect();
     object.insert("baselines".into(), Value::Object(baselines));
     if let Some(schedule) = &run.schedule {
-        let differ = |value: Option<f64>| value.map_or(Value::Null, |v| json!(round(v)));
+        let differ = |value: Option<f64>| value.map_or(Value::Null, |v| json!(fraction(v)));
         let value = json!({
             "running_difference": differ(schedule.running),
             "waiting_difference": differ(schedule.waiting),
@@ -66,7 +66,7 @@ fn run_json(run: &Judged) -> Value {
         object.insert("schedule".into(), value);
     }
     if let Some((simulated, measured)) = run.knee {
-        let error = simulated.zip(measured).map(|(s, m)| round((s / m - 1.0) * 100.0));
+        let error = simulated.zip(measured).map(|(s, m)| fraction((s / m - 1.0) * 100.0));
         let value = json!({
             "simulated": simulated.map(round),
             "measured": measured.map(round),
@@ -90,7 +90,7 @@ impl Report {
         all.filter(|(pricing, _)| *pricing == wanted).map(|(_, scores)| scores).collect()
     }
 
-    /// One document. Errors are percent; a bias is signed.
+    /// One document. Errors are fractions; a bias is signed.
     pub fn json(&self) -> Value {
         let baselines: Map<String, Value> = Pricing::ALL
             .into_iter()

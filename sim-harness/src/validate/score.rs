@@ -57,16 +57,16 @@ impl Errors {
         if measured > 0.0 { (simulated / measured - 1.0) * 100.0 } else { 0.0 }
     }
 
-    /// As an object; `null` when there is nothing.
+    /// As an object, in fractions; `null` when there is nothing.
     pub fn json(&self) -> Value {
         if self.is_empty() {
             return Value::Null;
         }
         json!({
             "n": self.len(),
-            "median_ape": round(self.median_ape()),
-            "mean_ape": round(self.mean_ape()),
-            "bias": round(self.bias()),
+            "median_ape": fraction(self.median_ape()),
+            "mean_ape": fraction(self.mean_ape()),
+            "bias": fraction(self.bias()),
         })
     }
 }
@@ -84,6 +84,11 @@ pub fn median(sorted: &[f64]) -> f64 {
 /// Three digits after the point.
 pub fn round(x: f64) -> f64 {
     libm::round(x * 1e3) / 1e3
+}
+
+/// Percent as a fraction, as all of the command's JSON has errors.
+pub(super) fn fraction(percent: f64) -> f64 {
+    libm::round(percent * 1e3) / 1e5
 }
 
 /// The four quantities of a run.
@@ -130,9 +135,9 @@ impl Scores {
             medians.sort_by(f64::total_cmp);
             let value = json!({
                 "runs": all.len(),
-                "median_ape": round(median(&medians)),
-                "mean_ape": round(mean(Errors::mean_ape)),
-                "bias": round(mean(Errors::bias)),
+                "median_ape": fraction(median(&medians)),
+                "mean_ape": fraction(mean(Errors::mean_ape)),
+                "bias": fraction(mean(Errors::bias)),
             });
             names.insert(name.into(), if all.is_empty() { Value::Null } else { value });
         }
@@ -225,7 +230,7 @@ mod tests {
         let mut one = Scores::default();
         one.tpot.add(1.3, 1.0);
         let overall = Scores::overall([&many, &one]);
-        assert_eq!(overall["tpot"]["mean_ape"], 20.0);
+        assert_eq!(overall["tpot"]["mean_ape"], 0.2);
         assert_eq!((overall["tpot"]["runs"].as_u64(), &overall["ttft"]), (Some(2), &Value::Null));
     }
 }
