@@ -102,6 +102,12 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// True or false, or a default when absent.
+    pub fn switch(&self, field: &str, default: bool) -> Result<bool, FieldError> {
+        let Some(value) = self.get(field) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.wrong(field, "true or false"))
+    }
+
     /// A list with at least one item.
     pub fn list(&self, field: &str) -> Result<&'a [Value], FieldError> {
         let list = self.get(field).and_then(Value::as_array).filter(|list| !list.is_empty());

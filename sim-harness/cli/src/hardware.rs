@@ -24,22 +24,33 @@ pub struct Hardware {
     utilization: f64,
 }
 
+/// How many GPUs one replica has, and who does what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// GPUs that split every layer. At least 1.
+    pub tp: u32,
+    /// Replicas of the attention that step together. At least 1.
+    pub data_parallel: u32,
+    /// Experts are shared out over all GPUs, not split like the layers.
+    pub expert_parallel: bool,
+}
+
 /// A part of a [`Hardware`] that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HardwareError {
-    /// `gpu`, `architecture` or `tp`.
+    /// `gpu`, `architecture`, or what of the layout: `tp`, `dp`, `ep`.
     pub field: &'static str,
     /// What is allowed.
     pub allowed: String,
 }
 
 impl Hardware {
-    /// A model split over `tp` GPUs, of whose memory the engine takes the share
-    /// `utilization`, above 0, at most 1.
+    /// A model on GPUs of whose memory the engine takes the share `utilization`,
+    /// above 0, at most 1.
     pub fn new(
         gpu: &str,
         architecture: &str,
-        tp: u32,
+        layout: Layout,
         (weights, kv): (Precision, Precision),
         utilization: f64,
     ) -> Result<Self, HardwareError> {
@@ -54,12 +65,19 @@ impl Hardware {
         })?;
         let model = Architecture::find(architecture)
             .map_err(|error| wrong("architecture", error.to_string()))?;
-        let deployment = Deployment { weights, kv, ..Deployment::new(model, tp) };
-        deployment.check().map_err(|error| wrong("tp", error.to_string()))?;
+        let Layout { tp, data_parallel: dp, expert_parallel } = layout;
+        let ep = if expert_parallel { tp.saturating_mul(dp) } else { 1 };
+        let deployment = Deployment { ep, dp, weights, kv, ..Deployment::new(model, tp) };
+        deployment.check().map_err(|error| wrong(error.field(), error.to_string()))?;
         Ok(Self { gpu, deployment, utilization })
     }
 
-    /// KV blocks that the weights leave.
+    /// Replicas of the attention that step together.
+    pub fn ranks(&self) -> u32 {
+        self.deployment.dp
+    }
+
+    /// KV blocks that the weights leave, for each rank.
     pub fn kv_blocks(&self, engine: &Config) -> u32 {
         self.deployment.kv_blocks(&Memory {
             bytes: self.gpu.memory,
@@ -87,7 +105,12 @@ impl Timing {
                         engine.max_num_seqs,
                         engine.max_model_len,
                     ),
-                    host: HostTime::vllm(engine.async_scheduling, deployment.tp, 1),
+                    host: HostTime::vllm(
+                        engine.async_scheduling,
+                        deployment.tp,
+                        // Only who shares experts waits for the others.
+                        if deployment.ep > 1 { deployment.dp } else { 1 },
+                    ),
                 };
                 let profiles = Profiles { fits: &fits, ..Profiles::default() };
                 let priced = profiles.price(&asked, Pricing::Model);

@@ -30,6 +30,13 @@ pub struct LayoutError {
     allowed: String,
 }
 
+impl LayoutError {
+    /// `tp`, `dp` or `ep`.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+}
+
 impl fmt::Display for LayoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: found {}; allowed: {}", self.field, self.found, self.allowed)

@@ -8,7 +8,7 @@ use tidegate_sim::engine::{Config, Linear, Transfer};
 use super::CommandError;
 use super::step::PrecisionArg;
 use crate::engine::{Dispatch, Plan, Split, run};
-use crate::hardware::{Hardware, HardwareError, Timing};
+use crate::hardware::{Hardware, HardwareError, Layout, Timing};
 
 /// Flags of `engine`. The scheduler's have the names of vLLM's.
 #[derive(Debug, clap::Args)]
@@ -94,6 +94,9 @@ pub(super) struct Args {
     /// GPUs that split every layer.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "gpu")]
     tp: u32,
+    /// Share the experts out over all GPUs instead of splitting each.
+    #[arg(long, requires = "gpu")]
+    enable_expert_parallel: bool,
     /// How weights are stored.
     #[arg(long, value_enum, default_value = "bf16", requires = "gpu")]
     weights: PrecisionArg,
@@ -150,11 +153,18 @@ impl Args {
             None => None,
             Some((gpu, model)) => {
                 let precisions = (self.weights.into(), self.kv.into());
-                let found = Hardware::new(&gpu, &model, self.tp, precisions, 0.9);
+                let layout = Layout {
+                    tp: self.tp,
+                    data_parallel: self.data_parallel_size,
+                    expert_parallel: self.enable_expert_parallel,
+                };
+                let found = Hardware::new(&gpu, &model, layout, precisions, 0.9);
                 Some(found.map_err(|HardwareError { field, allowed }| {
                     let (flag, value) = match field {
                         "gpu" => ("--gpu", gpu),
                         "tp" => ("--tp", self.tp.to_string()),
+                        "dp" => ("--data-parallel-size", self.data_parallel_size.to_string()),
+                        "ep" => ("--enable-expert-parallel", "true".into()),
                         _ => ("--model", model),
                     };
                     CommandError::Flag(flag, format!("found {value}; allowed: {allowed}"))

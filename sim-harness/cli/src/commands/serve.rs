@@ -25,7 +25,9 @@ fn help() -> String {
          or by `hardware`, from kernel times fitted to real GPUs (see `tidegate-sim step`):\n  \
          gpu, architecture       such as h100_sxm and Llama-3.1-8B; the KV cache is what\n                          \
          the weights leave of the memory\n  \
-         tp                      GPUs of one replica\n  \
+         tp                      GPUs that split every layer\n  \
+         data_parallel_size      attention ranks that step together\n  \
+         enable_expert_parallel  experts are shared out over all GPUs, not split\n  \
          weights, kv_cache_dtype bf16, fp8, fp8_block\n\
          In `engine`, by vLLM's names:\n  \
          max_num_seqs            requests in one batch, at most\n  \

@@ -17,11 +17,11 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde_json::Value;
-use tidegate_sim::engine::{Config, Linear, Replica, StepTime};
+use tidegate_sim::engine::{Config, Fcfs, Linear, Replica, StepTime};
 use tidegate_sim::kernels::Precision;
 
 use crate::fields::{FieldError, Fields};
-use crate::hardware::{Hardware, Timing};
+use crate::hardware::{Hardware, Layout, Timing};
 use crate::tokenizer::{NAMES, Tokenizer};
 
 /// A document with every field; `timing` and `engine` have their defaults. Shown
@@ -37,6 +37,7 @@ pub const POOLS_EXAMPLE: &str = r#"{"pools": [
               "enable_prefix_caching": true, "async_scheduling": true}},
   {"name": "real", "model": "sim-model", "max_model_len": 8192, "ports": [0],
    "hardware": {"gpu": "h100_sxm", "architecture": "Llama-3.1-8B", "tp": 1,
+                "data_parallel_size": 1, "enable_expert_parallel": false,
                 "weights": "bf16", "kv_cache_dtype": "bf16",
                 "gpu_memory_utilization": 0.9}}
 ]}"#;
@@ -68,7 +69,12 @@ impl Pool {
     /// One of its replicas, idle, on virtual time.
     pub(super) fn replica(&self) -> Result<Replica<Box<dyn StepTime + Send>>, String> {
         let time = self.timing.step_time(&self.engine)?;
-        Replica::new(self.engine.clone(), time).map_err(|error| error.to_string())
+        let ranks = match &self.timing {
+            Timing::Linear(_) => 1,
+            Timing::Hardware(hardware) => hardware.ranks(),
+        };
+        Replica::with_policy(self.engine.clone(), time, ranks, || Box::new(Fcfs))
+            .map_err(|error| error.to_string())
     }
 }
 
@@ -234,8 +240,16 @@ fn parse_timing(pool: &Fields) -> Result<Timing, FieldError> {
     }))
 }
 
-const HARDWARE_FIELDS: [&str; 6] =
-    ["gpu", "architecture", "tp", "weights", "kv_cache_dtype", "gpu_memory_utilization"];
+const HARDWARE_FIELDS: [&str; 8] = [
+    "gpu",
+    "architecture",
+    "tp",
+    "data_parallel_size",
+    "enable_expert_parallel",
+    "weights",
+    "kv_cache_dtype",
+    "gpu_memory_utilization",
+];
 
 const PRECISIONS: [(&str, Precision); 3] =
     [("bf16", Precision::Bf16), ("fp8", Precision::Fp8), ("fp8_block", Precision::Fp8Block)];
@@ -250,11 +264,22 @@ fn parse_hardware(fields: &Fields) -> Result<Hardware, FieldError> {
     Hardware::new(
         fields.text("gpu")?,
         fields.text("architecture")?,
-        fields.whole("tp", 1..=64, Some(1))? as u32,
+        Layout {
+            tp: fields.whole("tp", 1..=64, Some(1))? as u32,
+            data_parallel: fields.whole("data_parallel_size", 1..=64, Some(1))? as u32,
+            expert_parallel: fields.switch("enable_expert_parallel", false)?,
+        },
         (precision("weights")?, precision("kv_cache_dtype")?),
         fields.number("gpu_memory_utilization", 0.01..=1.0, 0.9)?,
     )
-    .map_err(|error| fields.wrong(error.field, error.allowed))
+    .map_err(|error| {
+        let field = match error.field {
+            "dp" => "data_parallel_size",
+            "ep" => "enable_expert_parallel",
+            other => other,
+        };
+        fields.wrong(field, error.allowed)
+    })
 }
 
 fn parse_engine(pool: &Fields, timing: &Timing, max_model_len: u32) -> Result<Config, FieldError> {
@@ -265,10 +290,6 @@ fn parse_engine(pool: &Fields, timing: &Timing, max_model_len: u32) -> Result<Co
     let whole = |field: &str, least: u32, default: u32| -> Result<u32, FieldError> {
         let range = u64::from(least)..=u64::from(u32::MAX);
         Ok(fields.whole(field, range, Some(default.into()))? as u32)
-    };
-    let switch = |field: &str, default: bool| match fields.get(field) {
-        None => Ok(default),
-        Some(value) => value.as_bool().ok_or_else(|| fields.wrong(field, "true or false")),
     };
     let max_num_seqs =
         fields.whole("max_num_seqs", 1..=100_000, Some(default.max_num_seqs.into()))? as u32;
@@ -287,8 +308,9 @@ fn parse_engine(pool: &Fields, timing: &Timing, max_model_len: u32) -> Result<Co
         block_size,
         prefix_id_tokens: block_size,
         max_model_len,
-        enable_prefix_caching: switch("enable_prefix_caching", default.enable_prefix_caching)?,
-        async_scheduling: switch("async_scheduling", default.async_scheduling)?,
+        enable_prefix_caching: fields
+            .switch("enable_prefix_caching", default.enable_prefix_caching)?,
+        async_scheduling: fields.switch("async_scheduling", default.async_scheduling)?,
         every_token: true,
         ..default
     };
