@@ -382,3 +382,44 @@ async fn prompts_with_the_same_start_hit_the_prefix_cache() {
     assert_eq!(metric(&client, "vllm:num_preemptions_total", "").await, 0.0);
     handle.stop().await;
 }
+
+/// One seat, and a request that holds it while two others come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lower_priority_goes_first_where_the_pool_schedules_by_it() {
+    for (policy, first) in [("fcfs", "plain"), ("priority", "urgent")] {
+        let text = format!(
+            r#"{{"pools": [{{"name": "a", "model": "m", "max_model_len": 200, "ports": [0],
+                "timing": {{"step_ms": 1}},
+                "engine": {{"scheduling_policy": "{policy}", "max_num_seqs": 1}}}}]}}"#
+        );
+        let pools = tidegate_sim_cli::serve::parse_pools(text.as_bytes()).unwrap();
+        let handle = tidegate_sim_cli::serve::start(pools).await.unwrap();
+        let client = client(&handle, "a");
+        let send = async |name: &'static str, priority: i32, tokens: &str| {
+            let body = chat(&json!({"priority": priority}));
+            let wants = [("x-sim-output-tokens", tokens)];
+            client.post(CHAT, &wants, body).await.unwrap();
+            name
+        };
+        let holds = send("holds", 0, "100");
+        let (plain, urgent) = (
+            async {
+                await_metric(&client, "vllm:num_requests_running", "", 1.0).await;
+                send("plain", 5, "20").await
+            },
+            async {
+                await_metric(&client, "vllm:num_requests_waiting", "", 1.0).await;
+                send("urgent", -5, "20").await
+            },
+        );
+        let (mut plain, mut urgent) = (std::pin::pin!(plain), std::pin::pin!(urgent));
+        let race = async {
+            tokio::select! {
+                name = &mut plain => name,
+                name = &mut urgent => name,
+            }
+        };
+        let (_, won) = tokio::join!(holds, race);
+        assert_eq!(won, first, "{policy}");
+    }
+}

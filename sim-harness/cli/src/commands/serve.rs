@@ -30,6 +30,7 @@ fn help() -> String {
          enable_expert_parallel  experts are shared out over all GPUs, not split\n  \
          weights, kv_cache_dtype bf16, fp8, fp8_block\n\
          In `engine`, by vLLM's names:\n  \
+         scheduling_policy       fcfs, or priority: by the requests' `priority`, lowest first\n  \
          max_num_seqs            requests in one batch, at most\n  \
          max_num_batched_tokens  tokens in one step, at most; at least max_num_seqs\n  \
          kv_cache_tokens         tokens that the KV cache holds; at least, and with `timing`\n                          \

@@ -25,6 +25,8 @@ pub(super) struct Ask {
     pub(super) include_usage: bool,
     /// Every event of the stream carries usage.
     pub(super) continuous_usage: bool,
+    /// vLLM's own field: the lower, the sooner, where the pool schedules by it.
+    pub(super) priority: i32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +66,7 @@ pub(super) fn read(api: Api, body: &[u8], pool: &Pool) -> Result<Ask, Refusal> {
     };
     let continuous = options.map(|o| boolean(o, "continuous_usage_stats")).transpose()?.flatten();
     let n = whole(&body, "n")?.unwrap_or(1);
+    let priority = whole(&body, "priority")?.unwrap_or(0);
     let (cap_field, cap) = cap(api, &body)?;
     let texts = prompts(api, &body, pool)?;
     if let Some(model) = body.get("model").and_then(Value::as_str).filter(|m| !m.is_empty())
@@ -102,6 +105,7 @@ pub(super) fn read(api: Api, body: &[u8], pool: &Pool) -> Result<Ask, Refusal> {
         stream,
         include_usage,
         continuous_usage: include_usage && continuous.unwrap_or(false),
+        priority: priority.clamp(i32::MIN.into(), i32::MAX.into()) as i32,
     })
 }
 

@@ -175,6 +175,7 @@ pub(super) fn wanted(ask: &Ask, output: Option<u32>) -> Vec<Wanted<'_>> {
             prompt_tokens: prompt.tokens,
             output_tokens: output.min(prompt.room),
             blocks: &prompt.blocks,
+            priority: ask.priority,
             finish,
         };
         std::iter::repeat_n(wanted, ask.n as usize)

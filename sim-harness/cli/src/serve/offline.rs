@@ -59,8 +59,7 @@ pub fn simulate(pool: &Pool, requests: &[Offline<'_>]) -> Result<Vec<Finished>, 
             .map_err(|refusal| refused(index, refusal.body()))?;
         replica.advance(request.arrival, &mut ended);
         for wanted in wanted(&ask, Some(request.output_tokens)) {
-            let job = Job::new(wanted.prompt_tokens, wanted.output_tokens);
-            let job = Job { prefix: wanted.blocks, tag: index as u64, ..job };
+            let job = Job { tag: index as u64, ..wanted.job() };
             replica
                 .submit(request.arrival, &job)
                 .map_err(|error| refused(index, error.to_string()))?;

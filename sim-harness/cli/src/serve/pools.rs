@@ -17,7 +17,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde_json::Value;
-use tidegate_sim::engine::{Config, Fcfs, Linear, Replica, StepTime};
+use tidegate_sim::engine::{Config, Fcfs, Linear, Policy, Priority, Replica, StepTime};
 use tidegate_sim::kernels::Precision;
 
 use crate::fields::{FieldError, Fields};
@@ -32,7 +32,7 @@ pub const POOLS_EXAMPLE: &str = r#"{"pools": [
    "tokenizer": "cl100k_base", "host": "127.0.0.1", "speed": 1,
    "timing": {"step_ms": 6, "prefill_us_per_token": 32, "decode_us_per_request": 20,
               "context_ns_per_token": 49},
-   "engine": {"max_num_seqs": 256, "max_num_batched_tokens": 8192,
+   "engine": {"scheduling_policy": "fcfs", "max_num_seqs": 256, "max_num_batched_tokens": 8192,
               "kv_cache_tokens": 400000, "block_size": 16,
               "enable_prefix_caching": true, "async_scheduling": true}},
   {"name": "real", "model": "sim-model", "max_model_len": 8192, "ports": [0],
@@ -61,6 +61,9 @@ pub struct Pool {
     pub timing: Timing,
     /// How it schedules them.
     pub engine: Config,
+    /// Requests with a lower `priority` go first; otherwise first come, first
+    /// served.
+    pub by_priority: bool,
     /// Seconds that pass for a replica in a real one. 0.001 to 1,000,000.
     pub speed: f64,
 }
@@ -73,7 +76,10 @@ impl Pool {
             Timing::Linear(_) => 1,
             Timing::Hardware(hardware) => hardware.ranks(),
         };
-        Replica::with_policy(self.engine.clone(), time, ranks, || Box::new(Fcfs))
+        let policy = || -> Box<dyn Policy> {
+            if self.by_priority { Box::new(Priority) } else { Box::new(Fcfs) }
+        };
+        Replica::with_policy(self.engine.clone(), time, ranks, policy)
             .map_err(|error| error.to_string())
     }
 }
@@ -186,6 +192,7 @@ fn parse_pool(path: &str, value: &Value) -> Result<Pool, FieldError> {
     let timing = parse_timing(&fields)?;
     Ok(Pool {
         engine: parse_engine(&fields, &timing, max_model_len)?,
+        by_priority: by_priority(&fields)?,
         timing,
         // Many times faster: a demonstration need not wait for a real GPU.
         speed: fields.number("speed", SPEEDS, 1.0)?,
@@ -204,7 +211,8 @@ pub(crate) const SPEEDS: std::ops::RangeInclusive<f64> = 0.001..=1e6;
 const TIMING_FIELDS: [&str; 4] =
     ["step_ms", "prefill_us_per_token", "decode_us_per_request", "context_ns_per_token"];
 
-const ENGINE_FIELDS: [&str; 6] = [
+const ENGINE_FIELDS: [&str; 7] = [
+    "scheduling_policy",
     "max_num_seqs",
     "max_num_batched_tokens",
     "kv_cache_tokens",
@@ -280,6 +288,16 @@ fn parse_hardware(fields: &Fields) -> Result<Hardware, FieldError> {
         };
         fields.wrong(field, error.allowed)
     })
+}
+
+fn by_priority(pool: &Fields) -> Result<bool, FieldError> {
+    let Some(engine) = pool.get("engine") else { return Ok(false) };
+    let fields = Fields::new(&pool.at("engine"), engine, &ENGINE_FIELDS)?;
+    match fields.get("scheduling_policy").map(Value::as_str) {
+        None | Some(Some("fcfs")) => Ok(false),
+        Some(Some("priority")) => Ok(true),
+        Some(_) => Err(fields.wrong("scheduling_policy", "fcfs, priority")),
+    }
 }
 
 fn parse_engine(pool: &Fields, timing: &Timing, max_model_len: u32) -> Result<Config, FieldError> {
@@ -391,6 +409,10 @@ mod tests {
             (&with(r#", "timing": {"step": 1}"#), vec!["pools[0].timing.step", "step_ms"]),
             (&with(r#", "timing": {"step_ms": -1}"#), vec!["timing.step_ms", "-1", "0 to 60000"]),
             (&with(r#", "engine": {"kv_cache_tokens": 99}"#), vec!["kv_cache_tokens", "100 to"]),
+            (
+                &with(r#", "engine": {"scheduling_policy": "lifo"}"#),
+                vec!["engine.scheduling_policy: found \"lifo\"; allowed: fcfs, priority"],
+            ),
             (&with(r#", "engine": {"async_scheduling": 1}"#), vec!["async_scheduling", "true or"]),
             (
                 &with(r#", "engine": {"max_num_seqs": 9, "max_num_batched_tokens": 8}"#),

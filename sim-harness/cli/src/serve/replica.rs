@@ -54,7 +54,20 @@ pub(super) struct Wanted<'a> {
     pub(super) output_tokens: u32,
     /// Names of the prompt's full KV blocks.
     pub(super) blocks: &'a [u64],
+    /// The lower, the sooner.
+    pub(super) priority: i32,
     pub(super) finish: Finish,
+}
+
+impl<'a> Wanted<'a> {
+    /// What the engine is given.
+    pub(super) fn job(&self) -> Job<'a> {
+        Job {
+            prefix: self.blocks,
+            priority: self.priority,
+            ..Job::new(self.prompt_tokens, self.output_tokens)
+        }
+    }
 }
 
 /// The tokens of one request's choices, as they come. Dropping it aborts what
@@ -139,12 +152,8 @@ impl Replica {
         let (now, mut state) = self.current();
         let mut jobs = Vec::with_capacity(wanted.len());
         for (choice, wanted) in wanted.iter().enumerate() {
-            let job = Job {
-                prefix: wanted.blocks,
-                ..Job::new(wanted.prompt_tokens, wanted.output_tokens)
-            };
             // The request was checked against the window: nothing is too long.
-            let Ok(id) = state.engine.submit(now, &job) else { continue };
+            let Ok(id) = state.engine.submit(now, &wanted.job()) else { continue };
             let life = Life {
                 prompt_tokens: wanted.prompt_tokens,
                 produced: 0,
