@@ -28,12 +28,14 @@ const LAST: usize = 8;
 const SEED: u64 = 1;
 
 /// The pools that `envoy/envoy.yaml` expects, on free ports. Ten times as fast
-/// as the model of one GPU says, so that the demo is short.
+/// as the GPU is, so that the demo is short.
 const POOLS: &str = r#"{"pools": [
     {"name": "short", "model": "sim-model", "tokenizer": "cl100k_base",
-     "max_model_len": 8192, "ports": [0, 0], "speed": 10},
+     "max_model_len": 8192, "ports": [0, 0], "speed": 10,
+     "hardware": {"gpu": "h100_sxm", "architecture": "Llama-3.1-8B"}},
     {"name": "long", "model": "sim-model", "tokenizer": "cl100k_base",
-     "max_model_len": 131072, "ports": [0, 0], "speed": 10}]}"#;
+     "max_model_len": 131072, "ports": [0, 0], "speed": 10,
+     "hardware": {"gpu": "h100_sxm", "architecture": "Llama-3.1-8B"}}]}"#;
 
 /// Why the demo could not run.
 #[derive(Debug)]
@@ -267,7 +269,11 @@ fn verdict(report: &Report, outcomes: &[Outcome]) -> Result<Ended, DemoError> {
 }
 
 fn introduce(pools: &Handle, envoy: &Envoy, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "Tidegate in a real Envoy, in front of four simulated vLLM replicas.\n")?;
+    writeln!(
+        out,
+        "Tidegate in a real Envoy, in front of four simulated vLLM replicas: Llama-3.1-8B on\n\
+         an H100 each, ten times as fast.\n"
+    )?;
     for pool in ["short", "long"] {
         let urls: Vec<String> = pools.pool(pool).iter().map(|at| format!("http://{at}")).collect();
         writeln!(out, "  pool {pool:<6} {}", urls.join("  "))?;
