@@ -2,9 +2,9 @@
 
 use tidegate_sim::engine::{Config, Linear, StepTime};
 use tidegate_sim::kernels::{
-    Architecture, Deployment, Execution, Gpu, HostTime, Memory, Precision, shipped,
+    Architecture, Asked, Deployment, Execution, Gpu, HostTime, Memory, Precision, Pricing,
+    Profiles, find_gpu, shipped,
 };
-use tidegate_sim::validate::{Asked, Pricing, Profiles, find_gpu};
 
 /// Who says how long a step takes.
 #[derive(Clone, Debug)]

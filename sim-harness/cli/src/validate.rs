@@ -6,9 +6,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use tidegate_sim::kernels::{self, CsvError, Fit, Gpu, LayerFiles, Sample, TABLES};
+use tidegate_sim::kernels::{Profiles, find_gpu};
 use tidegate_sim::validate::{
-    Curve, Point, Profiles, Report, Run, find_gpu, join_prompts, judge_curve, judge_points,
-    judge_run, parse_curves, parse_meta, parse_points, parse_prompts, parse_requests, parse_series,
+    Curve, Point, Report, Run, join_prompts, judge_curve, judge_points, judge_run, parse_curves,
+    parse_meta, parse_points, parse_prompts, parse_requests, parse_series,
 };
 
 use crate::files::{self, FileError};

@@ -1,13 +1,15 @@
 //! Replays each measured run and scores it.
 
 use super::loads::Part;
-use super::price::{Asked, Pricing, Profiles, find_gpu};
 use super::ranks::Ranks;
 use super::replay::{Ask, Client, replay};
 use super::runs::Run;
 use super::score::{Scores, equal_order, series_difference};
 use crate::engine::{Config, Engine, Fcfs, Replica, StepTime};
-use crate::kernels::{Architecture, Deployment, Execution, HostTime, Memory, Precision};
+use crate::kernels::{
+    Architecture, Asked, Deployment, Execution, HostTime, Memory, Precision, Pricing, Profiles,
+    find_gpu,
+};
 
 /// How the schedule itself compares to what was recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

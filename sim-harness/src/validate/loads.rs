@@ -4,11 +4,13 @@ use super::curve::{Curve, Stage, knee};
 use super::judge::{Judged, at_least, engine, nanos};
 use super::load::{self, Loop, open_loop};
 use super::points::Point;
-use super::price::{Asked, Pricing, Profiles, find_gpu};
 use super::replay::{Ask, Client, Outcome, Replayed, replay};
 use super::score::Scores;
 use crate::engine::Config;
-use crate::kernels::{Architecture, Deployment, Execution, HostTime, Memory, plain_name};
+use crate::kernels::{
+    Architecture, Asked, Deployment, Execution, HostTime, Memory, Pricing, Profiles, find_gpu,
+    plain_name,
+};
 
 /// One point or stage, replayed: what was measured and what came out.
 #[derive(Clone, Debug, PartialEq)]

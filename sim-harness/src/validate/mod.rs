@@ -5,7 +5,6 @@ mod judge;
 mod load;
 mod loads;
 mod points;
-mod price;
 mod ranks;
 mod replay;
 mod report;
@@ -16,7 +15,6 @@ pub use curve::{Curve, Stage, knee, parse_curves};
 pub use judge::{Judged, Schedule, judge_run};
 pub use loads::{NotReplayed, Part, judge_curve, judge_points};
 pub use points::{Point, parse_points};
-pub use price::{Asked, PriceError, Priced, Pricing, Profiles, find_gpu};
 pub use replay::{Ask, Client, Outcome, Replayed, replay};
 pub use report::Report;
 pub use runs::{

@@ -18,15 +18,6 @@ struct Together<'a> {
     others: Load,
 }
 
-fn sum(a: Load, b: Load) -> Load {
-    Load {
-        running: a.running + b.running,
-        waiting: a.waiting + b.waiting,
-        kv_used: a.kv_used + b.kv_used,
-        kv_capacity: a.kv_capacity + b.kv_capacity,
-    }
-}
-
 impl Sink for Together<'_> {
     fn event(&mut self, event: Event) {
         self.sink.event(event);
@@ -37,7 +28,7 @@ impl Sink for Together<'_> {
     }
 
     fn step(&mut self, step: &Ended) {
-        self.sink.step(&Ended { load: sum(step.load, self.others), ..*step });
+        self.sink.step(&Ended { load: step.load.plus(self.others), ..*step });
     }
 }
 
@@ -84,7 +75,7 @@ impl<E: Engine> Engine for Ranks<E> {
     fn advance(&mut self, now: u64, sink: &mut dyn Sink) {
         while let Some((index, at)) = self.first().filter(|(_, at)| *at <= now) {
             let others = self.engines.iter().enumerate().filter(|(other, _)| *other != index);
-            let others = others.map(|(_, engine)| engine.load()).fold(Load::default(), sum);
+            let others = others.map(|(_, engine)| engine.load()).fold(Load::default(), Load::plus);
             if let Some(engine) = self.engines.get_mut(index) {
                 engine.advance(at, &mut Together { sink, others });
             }
@@ -92,18 +83,11 @@ impl<E: Engine> Engine for Ranks<E> {
     }
 
     fn load(&self) -> Load {
-        self.engines.iter().map(Engine::load).fold(Load::default(), sum)
+        self.engines.iter().map(Engine::load).fold(Load::default(), Load::plus)
     }
 
     fn counts(&self) -> Counts {
-        self.engines.iter().map(Engine::counts).fold(Counts::default(), |a, b| Counts {
-            steps: a.steps + b.steps,
-            preemptions: a.preemptions + b.preemptions,
-            prefix_queries: a.prefix_queries + b.prefix_queries,
-            prefix_hits: a.prefix_hits + b.prefix_hits,
-            prefill_tokens: a.prefill_tokens + b.prefill_tokens,
-            output_tokens: a.output_tokens + b.output_tokens,
-        })
+        self.engines.iter().map(Engine::counts).fold(Counts::default(), Counts::plus)
     }
 }
 

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::judge::Judged;
 use super::loads::{NotReplayed, Part};
-use super::price::Pricing;
 use super::score::{Errors, Scores, fraction, round};
+use crate::kernels::Pricing;
 
 /// Everything that was replayed, and what could not be.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use tidegate_sim::engine::{Chunk, Work};
-use tidegate_sim::kernels::{Architecture, Deployment, Execution, Explained, HostTime, Precision};
-use tidegate_sim::validate::{Asked, Pricing, find_gpu};
+use tidegate_sim::kernels::{
+    Architecture, Asked, Deployment, Execution, Explained, HostTime, Precision, Pricing, find_gpu,
+};
 
 use super::CommandError;
 use crate::validate::{self, Timings};

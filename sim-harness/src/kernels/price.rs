@@ -1,12 +1,13 @@
-//! Which step time a measured run is replayed with.
+//! Which step time a deployment has: the best that is known of its GPU, or one
+//! of the simpler models that it is compared with.
 
 use std::fmt;
 
-use crate::engine::{Chunk, StepTime, Work};
-use crate::kernels::{
+use super::{
     Breakdown, Composed, CsvError, Deployment, Execution, Explained, Fit, Forward, Gpu, HostTime,
     LayerFiles, LayerProfile, Link, Model, Roofline, Sample, StepModel, Sweep, plain_name,
 };
+use crate::engine::{Chunk, StepTime, Work};
 
 /// Kernel timings at hand.
 #[derive(Clone, Copy, Debug, Default)]
