@@ -62,7 +62,8 @@ fn a_sweep_of_another_folder_is_fitted_and_judged() {
     assert_eq!((&report["gpu"], &report["tier"]), (&"l4".into(), &"measured".into()));
     let gemm = &report["families"]["gemm"];
     assert_eq!(gemm["n"], 13 * 4);
-    assert!(gemm["mape"].as_f64().unwrap() < 6.0, "{gemm}");
+    let mape = gemm["mape"].as_f64().unwrap();
+    assert!(mape > 0.01 && mape < 0.06, "a fraction: {gemm}");
     assert_eq!(report["overall"]["mape"], gemm["mape"]);
     assert_eq!(output.stdout, run(&[&args[..], &["--json"]].concat()).stdout, "the same again");
 
