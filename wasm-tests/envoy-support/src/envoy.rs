@@ -475,7 +475,10 @@ mod tests {
             return victim(&folder.to_string_lossy());
         }
         let folder = Folder::new().unwrap();
-        let mut us = Command::new(std::env::current_exe().unwrap())
+        // Under nohup the tests themselves ignore hang-ups, and pass that on.
+        let mut us = Command::new("env")
+            .arg("--default-signal=HUP")
+            .arg(std::env::current_exe().unwrap())
             .args(["--exact", "envoy::tests::a_hang_up_of_the_whole_group_leaves_nothing"])
             .env(VICTIM, &folder.0)
             .stdout(Stdio::null())
