@@ -4,12 +4,12 @@
 //! for the [`Ticket`] that it got; the type makes a second close impossible. A
 //! ticket that is dropped teaches nothing and costs nothing.
 
-use crate::config::{Match, Model, Pool, Settings};
+use crate::config::{Model, OutputReserve, Pool, Settings};
 use crate::estimate::{Key, Learner, Tally};
-use crate::pool::{self, Budget, Fit};
-use crate::request::{Api, Cap, RequestFacts};
+use crate::pool::{self, Budget, Fit, Output};
+use crate::request::{Api, Cap, Media, RequestFacts, Scanner};
 use crate::time::Instant;
-use crate::usage::Usage;
+use crate::usage::{Overflow, Usage};
 use std::sync::Arc;
 
 /// What a driver knows of a request when it must decide.
@@ -24,6 +24,8 @@ pub enum Body {
         facts: RequestFacts,
         /// The length of the body was known.
         known_length: bool,
+        /// It was not read on because [`surely_largest`] said so.
+        early: bool,
     },
     /// Nothing but the length, if that: the body is not looked at.
     Length(Api, Option<u64>),
@@ -60,8 +62,13 @@ words! {
         Largest => "largest",
         /// No pool holds it; the largest gets it.
         TooLarge => "too_large",
+        /// Decided before the body's end: what was read is too much for every
+        /// pool but the largest.
+        Early => "early",
         /// Decided before the body's end.
         InspectLimit => "inspect_limit",
+        /// No known path: the body's bytes were counted.
+        UnknownPath => "unknown_path",
         /// Decided from the length alone.
         ContentLength => "content_length",
         /// The length is not known: the largest pool.
@@ -84,8 +91,10 @@ words! {
         Absent => "absent",
         /// The answer's bytes are not valid JSON.
         Unreadable => "unreadable",
-        /// The answer is encoded (`content-encoding`).
+        /// The answer's `content-encoding` is not one that is read.
         Encoded => "encoded",
+        /// Decoding the answer would take too much memory.
+        EncodedLarge => "encoded_large",
         /// The answer is neither JSON nor server-sent events.
         ContentType => "content_type",
         /// The answer broke off, or the client left, before usage came.
@@ -118,10 +127,12 @@ struct Estimated {
     settings: Arc<Settings>,
     model: Option<Vec<u8>>,
     key: Key,
+    api: Api,
     budget: Budget,
     text: Tally,
-    /// Prompt tokens that are not text: template and token ids.
-    fixed: u64,
+    messages: u64,
+    /// Prompt tokens that were given as ids.
+    token_ids: u64,
     /// The text is known whole, so its tokens can teach.
     teachable: bool,
     cap: Option<u64>,
@@ -141,8 +152,12 @@ pub struct Answer<'a> {
     pub status: Option<u16>,
     /// What the answer stated, or why that is not known.
     pub usage: Option<Result<Usage, Missing>>,
+    /// A sequence ended at its limit of tokens.
+    pub stopped_by_length: bool,
+    /// Two sources of usage told different numbers.
+    pub disagreed: bool,
     /// The answer refuses the request for its length.
-    pub overflow: bool,
+    pub overflow: Option<Overflow>,
     /// The name of the pool that answered, if the driver can tell.
     pub served_by: Option<&'a [u8]>,
     /// It was not the first attempt that was answered.
@@ -160,6 +175,10 @@ pub struct Settlement {
     pub error_permille: Option<u64>,
     /// Why a successful answer has no usage.
     pub missing: Option<Missing>,
+    /// Two sources of usage told different numbers.
+    pub disagreed: bool,
+    /// Output tokens in thousandths of the client's cap.
+    pub cap_use_permille: Option<u64>,
     /// It was sent to a pool that it did not fit.
     pub under_route: bool,
     /// It was sent to a larger pool than it needed.
@@ -174,6 +193,9 @@ pub struct Settlement {
     /// The estimator learned from it.
     pub learned: bool,
 }
+
+/// Output tokens that a model is taken to need before anything is learned.
+const FIRST_OUTPUT: u64 = 1024;
 
 /// Decides and learns for one instance. What it learned outlives any
 /// configuration: settings come with each request.
@@ -204,23 +226,23 @@ impl Gate {
     pub fn open(&self, settings: &Arc<Settings>, body: Body) -> (Ticket, Decision) {
         let (facts, seen) = match body {
             Body::Whole(facts) => (facts, Seen::Whole),
-            Body::Cut { facts, known_length: true } => (facts, Seen::Cut),
-            Body::Cut { facts, known_length: false } => (facts, Seen::CutBlind),
+            Body::Cut { facts, known_length: true, early } => (facts, Seen::Cut { early }),
+            Body::Cut { facts, known_length: false, early } => (facts, Seen::CutBlind { early }),
             Body::Length(api, Some(bytes)) => (RequestFacts::unseen(api, bytes), Seen::Length),
             Body::Length(api, None) => (RequestFacts::unseen(api, 0), Seen::Nothing),
             Body::Unparsed => return plain(settings, Reason::Unparsed),
             Body::NotInspected => return plain(settings, Reason::NotInspected),
         };
         // A body that was cut before its model's name may be of any model.
-        let cut = matches!(seen, Seen::Cut | Seen::CutBlind);
-        let named = settings.models.iter().any(|model| model.matches != Match::Any);
-        if cut && facts.model.is_none() && named {
+        let cut = matches!(seen, Seen::Cut { .. } | Seen::CutBlind { .. });
+        let api = facts.api;
+        if cut && facts.model.is_none() && settings.names_models() {
             return plain(settings, Reason::InspectLimit);
         }
         let found = settings.model(facts.model.as_deref()).and_then(|model| {
             let estimated = self.estimate(settings, model, facts, seen);
             let (pool, fit) = match seen {
-                Seen::Nothing | Seen::CutBlind => (model.pools.last()?, Fit::Largest),
+                Seen::Nothing | Seen::CutBlind { .. } => (model.pools.last()?, Fit::Largest),
                 _ => pool::choose(model, estimated.0.budget.fit)?,
             };
             Some((Arc::clone(pool), fit, estimated))
@@ -229,16 +251,18 @@ impl Gate {
             return plain(settings, Reason::UnknownModel);
         };
         let reason = match (seen, fit) {
-            (Seen::CutBlind, _) => Reason::InspectLimit,
+            _ if api == Api::Unknown => Reason::UnknownPath,
+            (Seen::Cut { early: true } | Seen::CutBlind { early: true }, _) => Reason::Early,
+            (Seen::CutBlind { .. }, _) => Reason::InspectLimit,
             (Seen::Nothing, _) => Reason::NoLength,
             (_, Fit::TooLarge) => Reason::TooLarge,
-            (Seen::Cut, _) => Reason::InspectLimit,
+            (Seen::Cut { .. }, _) => Reason::InspectLimit,
             (Seen::Length, _) => Reason::ContentLength,
             (Seen::Whole, Fit::Threshold) => Reason::Threshold,
             (Seen::Whole, Fit::Largest) => Reason::Largest,
         };
         // Where the length is not known there is no estimate to judge.
-        let known = !matches!(seen, Seen::Nothing | Seen::CutBlind);
+        let known = !matches!(seen, Seen::Nothing | Seen::CutBlind { .. });
         let estimated = known.then_some(estimated);
         let budget = estimated.as_ref().map(|estimated| estimated.budget);
         let ticket = Ticket { pool: Arc::clone(&pool), estimated };
@@ -257,23 +281,34 @@ impl Gate {
         // A model of the configuration's `*` may be any text of a client; its
         // key is a hash in a bounded table.
         let key = Key::model(name);
-        let all = self.learner.estimate(estimator, key, &facts.text);
-        let largest =
-            facts.largest.as_ref().map_or(all, |text| self.learner.estimate(estimator, key, text));
-        let template = estimator.template_tokens(facts.messages);
-        let window = model.pools.last().map_or(0, |pool| pool.max_model_len);
-        let budget = Budget::new(&facts, all, largest, template, settings.output_reserve, window);
+        let tokens = |text| self.learner.estimate(estimator, key, text, facts.messages);
+        let all = tokens(&facts.text);
+        let largest = facts.largest.as_ref().map_or(all, tokens);
+        let output = match settings.output_reserve {
+            OutputReserve::Tokens(reserve) => Output::Reserved(reserve),
+            OutputReserve::Learned => {
+                Output::Expected(self.learner.output_high(key, settings.tenant_class, FIRST_OUTPUT))
+            }
+            OutputReserve::Longest => {
+                Output::UpTo(model.pools.last().map_or(0, |pool| pool.max_model_len))
+            }
+        };
+        let media = settings.media_tokens.of(facts.media);
+        let budget = Budget::new(&facts, all, largest, media, output);
         let estimated = Estimated {
             settings: Arc::clone(settings),
             key,
+            api: facts.api,
             budget,
-            fixed: template.saturating_add(facts.token_ids),
-            teachable: matches!(seen, Seen::Whole | Seen::Length) && facts.opaque == 0,
+            messages: facts.messages,
+            token_ids: facts.token_ids,
+            teachable: matches!(seen, Seen::Whole | Seen::Length)
+                && facts.media == Media::default(),
             cap: facts.output_cap(),
             prompts: facts.prompts,
             uncertain_cap: facts.cap == Cap::Unseen,
             answers: facts.n.max(1),
-            silent: facts.stream && !facts.include_usage,
+            silent: facts.silent(),
             model: facts.model,
             text: facts.text,
         };
@@ -290,10 +325,15 @@ impl Gate {
             Some(Ok(usage)) if success => settlement.usage = usage,
             _ => {}
         }
+        settlement.disagreed = answer.disagreed;
         let Some(estimated) = &ticket.estimated else { return settlement };
         if !success {
-            settlement.under_route =
-                answer.overflow && !estimated.is_largest(&ticket.pool) && !estimated.dry_run();
+            let Some(overflow) = answer.overflow else { return settlement };
+            settlement.under_route = !estimated.is_largest(&ticket.pool) && !estimated.dry_run();
+            // Whichever prompt of several it was, the refusal does not tell.
+            if let (Some(input), 1) = (overflow.input, estimated.prompts) {
+                self.learn(now, estimated, input, &mut settlement);
+            }
             return settlement;
         }
         settlement.missing = match answer.usage {
@@ -303,29 +343,77 @@ impl Gate {
             None => Some(Missing::Absent),
         };
         estimated.judge(&ticket.pool, answer, &mut settlement);
-        let Some(input) = settlement.usage.input.filter(|input| *input > 0) else {
-            return settlement;
-        };
-        let error = estimated.budget.input.abs_diff(input);
-        settlement.error_permille = Some(error.saturating_mul(1000) / input);
-        if estimated.teachable {
+        self.learn_output(now, estimated, answer, &mut settlement);
+        if let Some(input) = settlement.usage.input {
+            self.learn(now, estimated, input, &mut settlement);
+        }
+        settlement
+    }
+
+    /// Learns that the prompt took so many tokens.
+    fn learn(
+        &mut self,
+        now: Instant,
+        estimated: &Estimated,
+        input: u64,
+        settlement: &mut Settlement,
+    ) {
+        let error = estimated.budget.input.abs_diff(input).saturating_mul(1000);
+        settlement.error_permille = error.checked_div(input);
+        if estimated.teachable && input > 0 {
             settlement.learned = self.learner.learn(
                 now,
                 &estimated.settings.estimator,
                 estimated.key,
                 &estimated.text,
-                input.saturating_sub(estimated.fixed),
+                estimated.messages,
+                input.saturating_sub(estimated.token_ids),
             );
         }
-        settlement
     }
+
+    /// Learns how long the answer got, if it is the answer of one sequence.
+    fn learn_output(
+        &mut self,
+        now: Instant,
+        estimated: &Estimated,
+        answer: &Answer<'_>,
+        settlement: &mut Settlement,
+    ) {
+        let single = estimated.prompts == 1 && estimated.answers == 1;
+        let generates = !matches!(estimated.api, Api::Embeddings | Api::Rerank);
+        let Some(output) = settlement.usage.output.filter(|_| single && generates) else { return };
+        let cap = estimated.cap.filter(|cap| *cap > 0);
+        settlement.cap_use_permille = cap.map(|cap| output.saturating_mul(1000) / cap);
+        if answer.complete {
+            // How long a truncated answer would have been nobody knows: at
+            // least longer.
+            let needed = if settlement.truncated { output.saturating_mul(2) } else { output };
+            let class = estimated.settings.tenant_class;
+            self.learner.learn_output(now, estimated.key, class, needed);
+        }
+    }
+}
+
+/// Whether a body that is still being read surely goes to the largest pool:
+/// the text so far is too much for any other at the most bytes per token that
+/// can be learned. Nothing that follows can change that, unless a member is
+/// repeated.
+pub fn surely_largest(settings: &Settings, scanner: &Scanner) -> bool {
+    if settings.names_models() && !scanner.knows_model() {
+        return false;
+    }
+    let model = settings.model(scanner.model());
+    let Some((_, smaller)) = model.and_then(|model| model.pools.split_last()) else { return false };
+    let Some(most) = smaller.iter().map(|pool| pool.threshold).max() else { return false };
+    scanner.text_bytes() as f64 / settings.estimator.ratio_max > most as f64
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Whole,
-    Cut,
-    CutBlind,
+    Cut { early: bool },
+    CutBlind { early: bool },
     Length,
     Nothing,
 }
@@ -365,10 +453,10 @@ impl Estimated {
         let used = input.saturating_add(output);
         let needed = input.saturating_add(self.cap.unwrap_or(output));
         // An engine that stops at its window stops there exactly.
-        settlement.truncated = !elsewhere
-            && !self.dry_run()
-            && used == chosen.max_model_len
-            && self.cap.is_none_or(|cap| output < cap);
+        let by_window = used == chosen.max_model_len && self.cap.is_none_or(|cap| output < cap);
+        let uncapped = self.cap.is_none() && !self.uncertain_cap;
+        settlement.truncated =
+            !elsewhere && !self.dry_run() && (by_window || (answer.stopped_by_length && uncapped));
         settlement.under_route =
             !self.is_largest(chosen) && (settlement.truncated || needed > chosen.max_model_len);
         settlement.spilled = elsewhere && !settlement.under_route;

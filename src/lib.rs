@@ -35,7 +35,7 @@
 //! let mut gate = Gate::new();
 //! let settings = Arc::clone(config.base());
 //!
-//! let mut scanner = Scanner::new(Api::Chat);
+//! let mut scanner = Scanner::new(Api::Chat, b"/v1/chat/completions");
 //! scanner.feed(br#"{"model": "m", "max_tokens": 64, "#);
 //! scanner.feed(br#""messages": [{"role": "user", "content": "What is a tide gate?"}]}"#);
 //! let (ticket, decision) = gate.open(&settings, Body::Whole(scanner.finish()?));

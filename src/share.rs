@@ -10,7 +10,7 @@
 //! version of each part, so it is commutative, associative and idempotent, and
 //! lost or repeated exchanges do no harm.
 
-use crate::estimate::{Key, Learner, RATIOS_MAX, Ratio, Ratios, hash};
+use crate::estimate::{Learned, Learner, hash};
 use crate::time::{Instant, Span};
 use std::collections::BTreeMap;
 
@@ -22,8 +22,7 @@ pub const STALE: Span = Span::from_secs(30);
 const MAGIC: u32 = u32::from_le_bytes(*b"TGpt");
 /// Part of the slot's name as well, so that builds of different layouts do
 /// not touch each other's parts.
-const LAYOUT: u32 = 1;
-const RATIO_BYTES: usize = 40;
+const LAYOUT: u32 = 2;
 
 /// Memory that workers share: named slots that change atomically.
 pub trait Slots {
@@ -58,27 +57,19 @@ pub struct Part {
     /// Grows with each publication, also across owners.
     version: u64,
     heartbeat: Instant,
-    ratios: Ratios,
+    learned: Learned,
 }
 
 impl Part {
     fn encode(&self) -> Vec<u8> {
-        let ratios = self.ratios.sorted();
-        let mut bytes = Vec::with_capacity(44 + ratios.len() * RATIO_BYTES);
+        let mut bytes = Vec::new();
         bytes.extend(MAGIC.to_le_bytes());
         bytes.extend(LAYOUT.to_le_bytes());
         bytes.extend(self.instance.to_le_bytes());
         bytes.extend(self.owner.to_le_bytes());
         bytes.extend(self.version.to_le_bytes());
         bytes.extend(self.heartbeat.as_nanos().to_le_bytes());
-        bytes.extend((ratios.len() as u32).to_le_bytes());
-        for (key, ratio) in ratios {
-            bytes.extend(key.0.to_le_bytes());
-            bytes.extend(ratio.mean.to_le_bytes());
-            bytes.extend(ratio.deviation.to_le_bytes());
-            bytes.extend(ratio.samples.to_le_bytes());
-            bytes.extend(ratio.taught.as_nanos().to_le_bytes());
-        }
+        self.learned.encode(&mut bytes);
         bytes
     }
 
@@ -92,27 +83,8 @@ impl Part {
         let owner = u64::from_le_bytes(take(rest)?);
         let version = u64::from_le_bytes(take(rest)?);
         let heartbeat = Instant::from_nanos(u64::from_le_bytes(take(rest)?));
-        let count = u32::from_le_bytes(take(rest)?) as usize;
-        if count > RATIOS_MAX || rest.len() != count * RATIO_BYTES {
-            return None;
-        }
-        let mut ratios = Ratios::default();
-        for _ in 0..count {
-            let key = Key(u64::from_le_bytes(take(rest)?));
-            let ratio = Ratio {
-                mean: f64::from_le_bytes(take(rest)?),
-                deviation: f64::from_le_bytes(take(rest)?),
-                samples: f64::from_le_bytes(take(rest)?),
-                taught: Instant::from_nanos(u64::from_le_bytes(take(rest)?)),
-            };
-            let sane = |value: f64, max: f64| (0.0..=max).contains(&value);
-            let mean = ratio.mean > 0.0 && sane(ratio.mean, 1e3);
-            if !mean || !sane(ratio.deviation, 1e3) || !sane(ratio.samples, 1e15) {
-                return None;
-            }
-            ratios.set(key, ratio, RATIOS_MAX);
-        }
-        Some(Self { instance, owner, version, heartbeat, ratios })
+        let learned = Learned::decode(rest)?;
+        Some(Self { instance, owner, version, heartbeat, learned })
     }
 
     fn stale(&self, now: Instant) -> bool {
@@ -206,8 +178,8 @@ impl Exchange {
                 let part = bytes.and_then(Part::decode);
                 let free = part.as_ref().is_none_or(|p| p.instance == instance && p.stale(now));
                 let version = part.as_ref().map_or(0, |part| part.version).max(newest) + 1;
-                let ratios = part.map(|part| part.ratios).unwrap_or_default();
-                let claimed = Part { instance, owner, version, heartbeat: now, ratios };
+                let learned = part.map(|part| part.learned).unwrap_or_default();
+                let claimed = Part { instance, owner, version, heartbeat: now, learned };
                 let bytes = free.then(|| claimed.encode());
                 found = free.then_some(claimed);
                 bytes
@@ -219,7 +191,7 @@ impl Exchange {
                 self.ours = Some(place);
                 self.newest = part.version;
                 self.view.0.remove(&place);
-                learner.adopt(Ratios::blend([learner.own(), &part.ratios].into_iter(), decay));
+                learner.adopt(Learned::blend([learner.own(), &part.learned].into_iter(), decay));
                 return;
             }
         }
@@ -233,8 +205,8 @@ impl Exchange {
             // Another worker may have claimed it at the same moment, or taken
             // it over while we slept; or something else was written there.
             lost = bytes.and_then(Part::decode).is_none_or(|part| part.owner != owner);
-            let ratios = learner.own().clone();
-            let part = Part { instance, owner, version, heartbeat: now, ratios };
+            let learned = learner.own().clone();
+            let part = Part { instance, owner, version, heartbeat: now, learned };
             (!lost).then(|| part.encode())
         });
         match updated {
@@ -266,8 +238,8 @@ impl Exchange {
             }
         }
         if self.view.merge(&seen) {
-            let tables = self.view.0.values().map(|part| &part.ratios);
-            learner.set_peers(Ratios::blend(tables, decay));
+            let parts = self.view.0.values().map(|part| &part.learned);
+            learner.set_peers(Learned::blend(parts, decay));
         }
     }
 
@@ -279,7 +251,8 @@ impl Exchange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::{Class, Settings, Tally};
+    use crate::config::TenantClass;
+    use crate::estimate::{Class, Key, Settings, Tally};
     use proptest::prelude::*;
 
     #[derive(Default)]
@@ -313,7 +286,7 @@ mod tests {
 
         fn teach(&mut self, second: u64, tokens: u64) {
             let (settings, model) = (Settings::default(), Key::model(b"m"));
-            self.1.learn(at(second), &settings, model, &Tally::of(Class::Han, 6000), tokens);
+            self.1.learn(at(second), &settings, model, &Tally::of(Class::Han, 6000), 0, tokens);
         }
 
         fn ratio(&self) -> f64 {
@@ -413,16 +386,18 @@ mod tests {
     }
 
     fn part() -> impl Strategy<Value = Part> {
-        let ratio = (any::<u64>(), 0.5..16.0_f64, 0.0..4.0_f64, 0.0..1e6_f64, any::<u64>());
-        (0_u64..4, 0_u64..4, prop::collection::vec(ratio, 0..5)).prop_map(
-            |(owner, version, all)| {
-                let mut ratios = Ratios::default();
-                // One owner writes one content for one version.
-                for (key, mean, deviation, samples, taught) in all.into_iter().take(1) {
-                    let taught = Instant::from_nanos(taught);
-                    ratios.set(Key(key), Ratio { mean, deviation, samples, taught }, RATIOS_MAX);
+        let answer = (any::<u8>(), 16_u64..1 << 20, 16_u64..1 << 20);
+        // One owner writes one content for one version.
+        (0_u64..4, 0_u64..4, prop::collection::vec(answer, 0..3)).prop_map(
+            |(owner, version, answers)| {
+                let (settings, mut learner) = (Settings::default(), Learner::default());
+                for (model, bytes, tokens) in answers {
+                    let (model, text) = (Key::model(&[model]), Tally::of(Class::Han, bytes));
+                    learner.learn(at(version), &settings, model, &text, 1, tokens);
+                    learner.learn_output(at(version), model, TenantClass::Spot, tokens);
                 }
-                Part { instance: 7, owner, version, heartbeat: at(version), ratios }
+                let learned = learner.own().clone();
+                Part { instance: 7, owner, version, heartbeat: at(version), learned }
             },
         )
     }

@@ -9,10 +9,10 @@ use crate::worker::Instance;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::sync::Arc;
-use tidegate::config::{Inspect, Match, Pool, Settings};
+use tidegate::config::{Inspect, Pool, Settings};
 use tidegate::gate::{Answer, Body, Decision, Missing, Reason, Settlement, Ticket};
 use tidegate::request::{self, Api};
-use tidegate::usage::{self, NoUsage, OverflowScanner, Usage};
+use tidegate::usage::{self, NoUsage, Overflow, OverflowScanner, Usage};
 
 /// The most that one read brings: Envoy's default `per_connection_buffer_limit_bytes`
 /// and what it may overshoot.
@@ -37,12 +37,14 @@ pub(crate) struct Stream {
 struct Open {
     ticket: Ticket,
     pool: Arc<Pool>,
+    api: Api,
 }
 
 /// A request that waits for its decision.
 struct Held {
     head: RequestHead,
     settings: Arc<Settings>,
+    api: Api,
     scanner: request::Scanner,
     /// Bytes of the body that were read.
     cursor: usize,
@@ -74,8 +76,7 @@ impl Held {
     /// buffer allows, while the model is not known but matters.
     fn limit(&self) -> usize {
         let settings = &self.settings;
-        let named = settings.models.iter().any(|model| model.matches != Match::Any);
-        let known = !named || self.scanner.knows_model();
+        let known = !settings.names_models() || self.scanner.knows_model();
         let limit = if known { settings.inspect_bytes_max } else { settings.buffer_bytes };
         usize::try_from(limit).unwrap_or(usize::MAX)
     }
@@ -95,16 +96,16 @@ impl Stream {
 
     /// Decides a held request and lets it go.
     fn decide(&mut self, held: Held, body: impl FnOnce(request::Scanner) -> Body) -> Action {
-        self.open(&held.head, &held.settings, body(held.scanner));
+        self.open(&held.head, &held.settings, held.api, body(held.scanner));
         Action::Continue
     }
 
-    fn open(&mut self, head: &RequestHead, settings: &Arc<Settings>, body: Body) {
+    fn open(&mut self, head: &RequestHead, settings: &Arc<Settings>, api: Api, body: Body) {
         let Some(Instance { config, metrics, worker }) = &self.instance else { return };
         let (ticket, decision) = worker.borrow().gate.open(settings, body);
         // Answers to what was not looked at are not looked at either.
         if decision.reason != Reason::NotInspected {
-            self.open = Some(Open { ticket, pool: Arc::clone(&decision.pool) });
+            self.open = Some(Open { ticket, pool: Arc::clone(&decision.pool), api });
         }
         if !settings.dry_run {
             head.set(&config.pool_header, decision.pool.cluster.as_bytes());
@@ -116,7 +117,7 @@ impl Stream {
 
     /// Closes the request, once.
     fn close(&mut self) -> Option<Settlement> {
-        let Open { ticket, pool } = self.open.take()?;
+        let Open { ticket, pool, .. } = self.open.take()?;
         let Instance { metrics, worker, .. } = self.instance.as_ref()?;
         let watched = core::mem::take(&mut self.answer);
         let served_by = watched.status.and_then(|_| host::property(&SERVED_BY));
@@ -124,8 +125,10 @@ impl Stream {
         let attempts = if elsewhere { host::property(&ATTEMPTS) } else { None };
         let answer = Answer {
             status: watched.status,
-            overflow: watched.overflowed(),
+            overflow: watched.overflow(),
             complete: watched.complete,
+            stopped_by_length: false,
+            disagreed: false,
             served_by: served_by.as_deref(),
             retried: attempts.as_deref().and_then(little_endian).is_some_and(|count| count > 1),
             usage: watched.usage(),
@@ -137,14 +140,17 @@ impl Stream {
 }
 
 impl Watched {
-    fn overflowed(&self) -> bool {
-        matches!(&self.body, AnswerBody::Error(error) if error.overflowed())
+    fn overflow(&self) -> Option<Overflow> {
+        match &self.body {
+            AnswerBody::Error(error) => error.overflow(),
+            _ => None,
+        }
     }
 
     /// What the headers state, and for the rest the body.
     fn usage(self) -> Option<Result<Usage, Missing>> {
         let body = match self.body {
-            AnswerBody::Usage(scanner) => Some(scanner.finish().map_err(|none| match none {
+            AnswerBody::Usage(scanner) => Some(scanner.finish().usage.map_err(|none| match none {
                 _ if !self.complete => Missing::Aborted,
                 NoUsage::Absent => Missing::Absent,
                 NoUsage::Unreadable => Missing::Unreadable,
@@ -186,22 +192,22 @@ impl HttpContext for Stream {
         let route_name =
             config.wants_route_name().then(|| host::property(&["xds", "route_name"])).flatten();
         let settings = Arc::clone(config.settings(&path, &host, route_name.as_deref()));
-        let Some(api) = inspected(&head, &path) else {
-            self.open(&head, &settings, Body::NotInspected);
+        let Some(api) = inspected(&head, &path, settings.api) else {
+            self.open(&head, &settings, Api::Unknown, Body::NotInspected);
             return Action::Continue;
         };
         let content_length = head.get("content-length").as_deref().and_then(decimal);
         if settings.inspect == Inspect::Headers {
             let length = if end_of_stream { Some(0) } else { content_length };
-            self.open(&head, &settings, Body::Length(api, length));
+            self.open(&head, &settings, api, Body::Length(api, length));
             return Action::Continue;
         }
         if end_of_stream {
-            self.open(&head, &settings, Body::Unparsed);
+            self.open(&head, &settings, api, Body::Unparsed);
             return Action::Continue;
         }
-        let scanner = request::Scanner::new(api);
-        self.request = Some(Held { head, settings, scanner, cursor: 0, content_length });
+        let scanner = request::Scanner::new(api, &path);
+        self.request = Some(Held { head, settings, api, scanner, cursor: 0, content_length });
         Action::Pause
     }
 
@@ -236,7 +242,7 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        let (Some(_), Some(Instance { config, .. })) = (&self.open, &self.instance) else {
+        let (Some(open), Some(Instance { config, .. })) = (&self.open, &self.instance) else {
             return Action::Continue;
         };
         // Local replies pass here too. An abort later on changes the details.
@@ -252,7 +258,7 @@ impl HttpContext for Stream {
         self.answer.from_headers = Usage::from_headers(input.as_deref(), output.as_deref());
         self.answer.body = match status {
             400 => AnswerBody::Error(OverflowScanner::default()),
-            200..300 => answer_body(),
+            200..300 => answer_body(open.api),
             _ => AnswerBody::None,
         };
         Action::Continue
@@ -286,10 +292,10 @@ impl HttpContext for Stream {
     }
 }
 
-/// The format of a request that is looked at: a POST of JSON to a known path
-/// that does not change the protocol.
-fn inspected(head: &RequestHead, path: &[u8]) -> Option<Api> {
-    let api = Api::of_path(path)?;
+/// The format of a request that is looked at: a POST of JSON that does not
+/// change the protocol.
+fn inspected(head: &RequestHead, path: &[u8], pinned: Option<Api>) -> Option<Api> {
+    let api = pinned.unwrap_or_else(|| Api::of_path(path));
     let post = head.get(":method").as_deref() == Some(b"POST");
     let json = head.get("content-type").is_some_and(|value| is_json(&value));
     (post && json && head.get("upgrade").is_none()).then_some(api)
@@ -309,19 +315,19 @@ fn whole(scanner: request::Scanner) -> Body {
 fn cut(scanner: request::Scanner, length: Option<u64>) -> Body {
     let unread = length.map(|length| length.saturating_sub(scanner.bytes()));
     match scanner.cut(unread.unwrap_or(0)) {
-        Ok(facts) => Body::Cut { facts, known_length: unread.is_some() },
+        Ok(facts) => Body::Cut { facts, known_length: unread.is_some(), early: false },
         Err(_) => Body::Unparsed,
     }
 }
 
 /// How to read a successful answer, by its headers.
-fn answer_body() -> AnswerBody {
+fn answer_body(api: Api) -> AnswerBody {
     let encoding = host::response_header("content-encoding");
     if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
         return AnswerBody::Passed(Missing::Encoded);
     }
     host::response_header("content-type")
-        .and_then(|value| usage::Scanner::for_content_type(&value))
+        .and_then(|value| usage::Scanner::for_answer(api, &value))
         .map_or(AnswerBody::Passed(Missing::ContentType), |scanner| {
             AnswerBody::Usage(Box::new(scanner))
         })

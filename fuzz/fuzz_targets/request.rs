@@ -8,9 +8,9 @@ use tidegate::request::{Api, Scanner};
 fuzz_target!(|input: (u16, Vec<u8>)| {
     let (cut, body) = input;
     for api in [Api::Chat, Api::Completions] {
-        let mut whole = Scanner::new(api);
+        let mut whole = Scanner::new(api, b"");
         whole.feed(&body);
-        let mut pieces = Scanner::new(api);
+        let mut pieces = Scanner::new(api, b"");
         let (head, tail) = body.split_at(usize::from(cut).min(body.len()));
         pieces.feed(head);
         let _ = pieces.clone().cut(tail.len() as u64);

@@ -1,12 +1,15 @@
 //! The configuration: one JSON document, validated into an immutable
 //! [`Config`] that all drivers share.
 
+mod estimator;
 mod node;
+mod pools;
 
 use crate::estimate::Settings as EstimatorSettings;
+use crate::request::{Api, Media};
 use node::{Members, Node, Unknown};
+use pools::{largest, models, pool_names};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The newest `version` of the document that this build knows.
@@ -53,6 +56,10 @@ pub struct Config {
     pub pool_header: String,
     /// The response headers that carry usage, if any.
     pub usage_headers: UsageHeaders,
+    /// Where usage is looked for; the first that states a number wins.
+    pub usage_sources: Vec<UsageSource>,
+    /// Encodings that the filter cannot read are taken out of `accept-encoding`.
+    pub narrow_accept_encoding: bool,
     /// Names of all pools, sorted, each once.
     pub pool_names: Vec<String>,
     /// What was odd.
@@ -70,6 +77,17 @@ pub struct UsageHeaders {
     pub output: Option<String>,
 }
 
+/// A place where an answer's usage may stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsageSource {
+    /// The response headers of [`UsageHeaders`].
+    Headers,
+    /// What Envoy's AI Protocol Manager found (`envoy.ai.token_usage`).
+    Metadata,
+    /// The answer itself.
+    Body,
+}
+
 /// What may differ from route to route.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -77,8 +95,14 @@ pub struct Settings {
     pub models: Vec<Model>,
     /// Where requests go that are not estimated.
     pub default_pool: Arc<Pool>,
-    /// Output tokens that an uncapped chat request is taken to need.
+    /// Output tokens that an uncapped request is taken to need.
     pub output_reserve: OutputReserve,
+    /// The class of the tenants on this route: output lengths are learned apart.
+    pub tenant_class: TenantClass,
+    /// Tokens that content which is no text is taken to need.
+    pub media_tokens: MediaTokens,
+    /// The wire format, if it is not to be told by the path.
+    pub api: Option<Api>,
     /// What of a request is looked at.
     pub inspect: Inspect,
     /// A body is decided at so many bytes, read to its end or not.
@@ -122,13 +146,63 @@ pub struct Pool {
     pub max_model_len: u64,
     /// Requests up to so many tokens are for this pool.
     pub threshold: u64,
+    /// What to do about streams that were not asked for their usage.
+    pub stream_usage: StreamUsage,
 }
 
-/// Output tokens that an uncapped chat request is taken to need.
+/// What to do about streams that were not asked for their usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StreamUsage {
+    /// Nothing: they teach nothing.
+    #[default]
+    Off,
+    /// Ask, unless the client says no; the client sees the usage.
+    Add,
+    /// Ask, and take the extra event out of the client's view.
+    AddAndHide,
+}
+
+/// What a tenant was promised, as far as its requests are told apart here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum TenantClass {
+    /// A rate of its own.
+    Guaranteed,
+    /// A fair share of what is left.
+    #[default]
+    Elastic,
+    /// What nobody else wants.
+    Spot,
+}
+
+/// Tokens that one piece of content is taken to need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaTokens {
+    /// An image.
+    pub image: u64,
+    /// A piece of audio.
+    pub audio: u64,
+    /// A video.
+    pub video: u64,
+    /// A file, or content of a kind that is not known.
+    pub file: u64,
+}
+
+impl Default for MediaTokens {
+    /// An image of 1,024 × 1,024 is 765 tokens to GPT-4o, about 1,400 to
+    /// Claude, 1,280 to Qwen2.5-VL at its default limit of pixels.
+    fn default() -> Self {
+        Self { image: 1024, audio: 1024, video: 8192, file: 4096 }
+    }
+}
+
+/// Output tokens that an uncapped request is taken to need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputReserve {
     /// So many.
     Tokens(u64),
+    /// The 95th percentile of what its model and class were seen to need.
+    Learned,
     /// As many as the largest window leaves.
     Longest,
 }
@@ -150,7 +224,7 @@ struct Override {
     settings: Arc<Settings>,
 }
 
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 18] = [
     "version",
     "name",
     "models",
@@ -162,6 +236,11 @@ const FIELDS: [&str; 13] = [
     "inspect_bytes_max",
     "buffer_bytes",
     "usage_headers",
+    "usage_sources",
+    "accept_encoding",
+    "tenant_class",
+    "media_tokens",
+    "api",
     "overrides",
     "dry_run",
 ];
@@ -194,6 +273,12 @@ impl Config {
                 .map_or(Ok("x-tidegate-pool".to_owned()), |node| node.header())?,
             usage_headers: read("usage_headers")
                 .map_or(Ok(UsageHeaders::default()), |node| usage_headers(&node))?,
+            usage_sources: read("usage_sources").map_or_else(
+                || Ok(vec![UsageSource::Headers, UsageSource::Body]),
+                |node| usage_sources(&node),
+            )?,
+            narrow_accept_encoding: read("accept_encoding")
+                .map_or(Ok(false), |node| node.word(&[("keep", false), ("narrow", true)]))?,
             pool_names,
             warnings: unknown.warnings.take(),
             base,
@@ -229,7 +314,26 @@ impl Config {
     }
 }
 
+impl MediaTokens {
+    /// The tokens of so much content; saturates.
+    pub fn of(&self, media: Media) -> u64 {
+        [
+            media.images.saturating_mul(self.image),
+            media.audio.saturating_mul(self.audio),
+            media.videos.saturating_mul(self.video),
+            media.files.saturating_mul(self.file),
+        ]
+        .iter()
+        .fold(0, |sum, tokens| sum.saturating_add(*tokens))
+    }
+}
+
 impl Settings {
+    /// Whether a request's model matters: some pools are for some names only.
+    pub fn names_models(&self) -> bool {
+        self.models.iter().any(|model| model.matches != Match::Any)
+    }
+
     /// The model that a name falls to: the exact one, else the longest prefix,
     /// else `*`.
     pub fn model(&self, name: Option<&[u8]>) -> Option<&Model> {
@@ -326,17 +430,38 @@ fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, 
     Ok(Settings {
         default_pool,
         output_reserve: match or("output_reserve") {
-            Some(node) if node.value.as_str() == Some("longest") => OutputReserve::Longest,
-            Some(node) => {
-                OutputReserve::Tokens(node.integer(1, u64::from(u32::MAX), ", or \"longest\"")?)
-            }
+            Some(node) => match node.value.as_str() {
+                Some("longest") => OutputReserve::Longest,
+                Some("learned") => OutputReserve::Learned,
+                _ => OutputReserve::Tokens(node.integer(
+                    1,
+                    u64::from(u32::MAX),
+                    ", or \"longest\" or \"learned\"",
+                )?),
+            },
             None => base.map_or(OutputReserve::Tokens(1024), |base| base.output_reserve),
+        },
+        tenant_class: match or("tenant_class") {
+            Some(node) => node.word(&[
+                ("guaranteed", TenantClass::Guaranteed),
+                ("elastic", TenantClass::Elastic),
+                ("spot", TenantClass::Spot),
+            ])?,
+            None => base.map_or_else(TenantClass::default, |base| base.tenant_class),
+        },
+        media_tokens: match or("media_tokens") {
+            Some(node) => media_tokens(&node)?,
+            None => base.map_or_else(MediaTokens::default, |base| base.media_tokens),
+        },
+        api: match or("api") {
+            Some(node) => Some(node.word(&Api::WORDS)?),
+            None => base.and_then(|base| base.api),
         },
         inspect,
         inspect_bytes_max,
         buffer_bytes,
         estimator: match or("estimator") {
-            Some(node) => estimator(&node)?,
+            Some(node) => estimator::estimator(&node)?,
             None => base.map_or_else(EstimatorSettings::default, |base| base.estimator),
         },
         dry_run: match or("dry_run") {
@@ -347,144 +472,44 @@ fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, 
     })
 }
 
-/// The pool with the largest window of the model for every name, else of all.
-fn largest(models: &[Model]) -> Option<Arc<Pool>> {
-    let any = models.iter().find(|model| model.matches == Match::Any);
-    let pools = any.map_or(models, core::slice::from_ref).iter().flat_map(|model| &model.pools);
-    pools.max_by_key(|pool| pool.max_model_len).cloned()
-}
-
-fn models(node: &Node<'_>) -> Result<Vec<Model>, ConfigError> {
-    let list = short_list(node)?;
-    if list.is_empty() {
-        return Err(node.refuse("must have at least one model"));
-    }
-    let mut models: Vec<Model> = Vec::new();
-    for node in list {
-        let members = node.object()?;
-        members.only(&["match", "pools"])?;
-        let pattern = members.need("match", "a model's name, a prefix that ends in *, or *")?;
-        let matches = match_of(&pattern)?;
-        if models.iter().any(|model| model.matches == matches) {
-            return Err(pattern.refuse("must differ from the other models' match"));
-        }
-        let pools = pools(&members.need("pools", "a list of pools")?)?;
-        models.push(Model { matches, pools });
-    }
-    Ok(models)
-}
-
-/// The names of all pools, sorted. Metrics are counted by name, so a name must
-/// stand for one cluster everywhere.
-fn pool_names<'a>(pools: impl Iterator<Item = &'a Arc<Pool>>) -> Result<Vec<String>, ConfigError> {
-    let mut clusters: BTreeMap<&str, &str> = BTreeMap::new();
-    for pool in pools {
-        let cluster = clusters.entry(&pool.name).or_insert(&pool.cluster);
-        if *cluster != pool.cluster {
-            return Err(ConfigError {
-                field: format!("pool \"{}\"", pool.name),
-                value: format!("\"{}\"", pool.cluster),
-                allowed: format!("already stands for the cluster \"{cluster}\" elsewhere"),
-            });
-        }
-    }
-    Ok(clusters.into_keys().map(str::to_owned).collect())
-}
-
-fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
-    let text = node.text()?;
-    match text.strip_suffix('*') {
-        _ if text.is_empty() || text.len() > crate::request::MODEL_MAX => {
-            let max = crate::request::MODEL_MAX;
-            Err(node.refuse(format!("must be 1 to {max} bytes")))
-        }
-        Some("") => Ok(Match::Any),
-        Some(prefix) => Ok(Match::Prefix(prefix.to_owned())),
-        None => Ok(Match::Exact(text.to_owned())),
-    }
-}
-
-fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
-    let list = short_list(node)?;
-    if list.is_empty() {
-        return Err(node.refuse("must have at least one pool"));
-    }
-    let mut pools: Vec<(Pool, Node<'_>)> = Vec::new();
-    for node in list {
-        let members = node.object()?;
-        members.only(&["name", "cluster", "max_model_len", "threshold"])?;
-        let name_node = members.need("name", "a name for metrics and logs")?;
-        let name = name_node.name()?;
-        let cluster_node = members.need("cluster", "the name of an Envoy cluster")?;
-        let cluster = cluster_node.text()?.to_owned();
-        if cluster.is_empty() || !cluster.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(cluster_node.refuse("must be visible ASCII characters"));
-        }
-        if pools.iter().any(|(pool, _)| pool.name == name) {
-            return Err(name_node.refuse("must differ from the model's other pools"));
-        }
-        let max_model_len = members
-            .need("max_model_len", "the window of the pool's replicas in tokens")?
-            .integer(1, u64::from(u32::MAX), "")?;
-        let threshold = members.get("threshold").map_or(Ok(max_model_len), |node| {
-            node.integer(1, max_model_len, " (the pool's max_model_len)")
-        })?;
-        pools.push((Pool { name, cluster, max_model_len, threshold }, node));
-    }
-    pools.sort_by_key(|(pool, _)| pool.max_model_len);
-    if let Some((pool, node)) = pools.last()
-        && pool.threshold != pool.max_model_len
-    {
-        return Err(node.refuse("must not have a threshold: the largest pool takes all the rest"));
-    }
-    for pair in pools.windows(2) {
-        if let [(small, _), (large, node)] = pair
-            && (small.max_model_len == large.max_model_len || small.threshold >= large.threshold)
-        {
-            return Err(node.refuse(format!(
-                "must have a larger max_model_len and a larger threshold than pool \"{}\" \
-                 (max_model_len {}, threshold {}), else it is never chosen",
-                small.name, small.max_model_len, small.threshold
-            )));
-        }
-    }
-    Ok(pools.into_iter().map(|(pool, _)| Arc::new(pool)).collect())
-}
-
-fn estimator(node: &Node<'_>) -> Result<EstimatorSettings, ConfigError> {
-    let members = node.object()?;
-    members.only(&[
-        "start_ratio",
-        "decay",
-        "margin",
-        "min_samples",
-        "ratio_min",
-        "ratio_max",
-        "message_tokens",
-    ])?;
-    let default = EstimatorSettings::default();
-    let number =
-        |key, min, max, default| members.get(key).map_or(Ok(default), |node| node.number(min, max));
-    let ratio_min = number("ratio_min", 0.1, 100.0, default.ratio_min)?;
-    let ratio_max = number("ratio_max", ratio_min, 100.0, default.ratio_max)?;
-    Ok(EstimatorSettings {
-        start_ratio: number("start_ratio", ratio_min, ratio_max, default.start_ratio)?,
-        decay: number("decay", 0.0, 0.9999, default.decay)?,
-        margin: number("margin", 0.0, 10.0, default.margin)?,
-        min_samples: number("min_samples", 0.0, 1e6, default.min_samples)?,
-        ratio_min,
-        ratio_max,
-        message_tokens: members
-            .get("message_tokens")
-            .map_or(Ok(default.message_tokens), |node| node.integer(0, 1000, ""))?,
-    })
-}
-
 fn usage_headers(node: &Node<'_>) -> Result<UsageHeaders, ConfigError> {
     let members = node.object()?;
     members.only(&["input", "output"])?;
     let header = |key| members.get(key).map(|node| node.header()).transpose();
     Ok(UsageHeaders { input: header("input")?, output: header("output")? })
+}
+
+fn usage_sources(node: &Node<'_>) -> Result<Vec<UsageSource>, ConfigError> {
+    let mut sources = Vec::new();
+    for node in node.list()? {
+        let source = node.word(&[
+            ("headers", UsageSource::Headers),
+            ("metadata", UsageSource::Metadata),
+            ("body", UsageSource::Body),
+        ])?;
+        if sources.contains(&source) {
+            return Err(node.refuse("must be named once"));
+        }
+        sources.push(source);
+    }
+    if sources.is_empty() {
+        return Err(node.refuse("must name at least one source"));
+    }
+    Ok(sources)
+}
+
+fn media_tokens(node: &Node<'_>) -> Result<MediaTokens, ConfigError> {
+    let members = node.object()?;
+    members.only(&["image", "audio", "video", "file"])?;
+    let default = MediaTokens::default();
+    let tokens =
+        |key, default| members.get(key).map_or(Ok(default), |node| node.integer(0, 1 << 24, ""));
+    Ok(MediaTokens {
+        image: tokens("image", default.image)?,
+        audio: tokens("audio", default.audio)?,
+        video: tokens("video", default.video)?,
+        file: tokens("file", default.file)?,
+    })
 }
 
 fn override_of(node: &Node<'_>, base: &Settings) -> Result<Override, ConfigError> {
@@ -506,6 +531,9 @@ fn override_of(node: &Node<'_>, base: &Settings) -> Result<Override, ConfigError
         "models",
         "default_pool",
         "output_reserve",
+        "tenant_class",
+        "media_tokens",
+        "api",
         "inspect",
         "inspect_bytes_max",
         "buffer_bytes",

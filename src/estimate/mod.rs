@@ -8,9 +8,13 @@
 //! and an answer corrects each class by its share of the request.
 
 mod class;
+mod learned;
+mod output;
 mod ratio;
 
 pub use class::{CLASSES, Class, Sampler, Tally};
+pub use learned::Learned;
+pub use output::OUTPUTS_MAX;
 pub(crate) use ratio::hash;
 pub use ratio::{Key, Learner, RATIOS_MAX, Ratio, Ratios};
 

@@ -1,7 +1,9 @@
 //! The learned ratios: one for each model and class, one for each model, one
 //! for all.
 
-use super::{Class, Estimate, Settings, Tally};
+use super::output::Outputs;
+use super::{Class, Estimate, Learned, Settings, Tally};
+use crate::config::TenantClass;
 use crate::time::{Instant, Span};
 use hashbrown::HashMap;
 use std::hash::{BuildHasher, Hasher};
@@ -39,6 +41,12 @@ impl Key {
     #[must_use]
     pub fn class(self, class: Class) -> Self {
         Self(fnv(self.0, &[0xFF, class as u8]).max(1))
+    }
+
+    /// Of one model's answers to tenants of one class.
+    #[must_use]
+    pub fn tenant(self, class: TenantClass) -> Self {
+        Self(fnv(self.0, &[0xFE, class as u8]).max(1))
     }
 }
 
@@ -181,24 +189,24 @@ fn blend_two(a: Ratio, b: Ratio, decay: f64) -> Ratio {
 #[derive(Clone, Debug, Default)]
 pub struct Learner {
     /// What this one learned.
-    own: Ratios,
+    own: Learned,
     /// The blend of what the others learned, as of the last exchange.
-    peers: Ratios,
+    peers: Learned,
 }
 
 impl Learner {
     /// What this learner was taught; others may take it as a peer's.
-    pub fn own(&self) -> &Ratios {
+    pub fn own(&self) -> &Learned {
         &self.own
     }
 
-    /// Continues from a table that another learner left behind.
-    pub fn adopt(&mut self, own: Ratios) {
+    /// Continues from what another learner left behind.
+    pub fn adopt(&mut self, own: Learned) {
         self.own = own;
     }
 
-    /// Takes the blend of the other learners' tables.
-    pub fn set_peers(&mut self, peers: Ratios) {
+    /// Takes the blend of what the other learners learned.
+    pub fn set_peers(&mut self, peers: Learned) {
         self.peers = peers;
     }
 
@@ -212,14 +220,39 @@ impl Learner {
     }
 
     fn known(&self, key: Key, decay: f64) -> Option<Ratio> {
-        match (self.own.get(key), self.peers.get(key)) {
+        match (self.own.ratios.get(key), self.peers.ratios.get(key)) {
             (Some(own), Some(peers)) => Some(blend_two(*own, *peers, decay)),
             (own, peers) => own.or(peers).copied(),
         }
     }
 
-    /// Tokens of a text, template and token ids not counted.
-    pub fn estimate(&self, settings: &Settings, model: Key, text: &Tally) -> Estimate {
+    /// Output tokens that 95 of 100 answers of this model and class of tenants
+    /// do not exceed; about `first` as long as little is known.
+    pub fn output_high(&self, model: Key, class: TenantClass, first: u64) -> u64 {
+        let key = model.tenant(class);
+        Outputs::high([&self.own.outputs, &self.peers.outputs], key, first)
+    }
+
+    /// Learns that an answer took so many tokens.
+    pub fn learn_output(&mut self, now: Instant, model: Key, class: TenantClass, tokens: u64) {
+        self.own.outputs.learn(now, model.tenant(class), tokens);
+    }
+
+    /// Tokens of a prompt: its text and the template of so many messages.
+    /// Token ids are not counted.
+    pub fn estimate(
+        &self,
+        settings: &Settings,
+        model: Key,
+        text: &Tally,
+        messages: u64,
+    ) -> Estimate {
+        let text = self.estimate_text(settings, model, text);
+        let template = settings.template_tokens(messages) as f64;
+        Estimate { mean: text.mean + template, high: text.high + template }
+    }
+
+    fn estimate_text(&self, settings: &Settings, model: Key, text: &Tally) -> Estimate {
         let mut estimate = Estimate { mean: 0.0, high: 0.0 };
         for (class, bytes) in text.parts() {
             let ratio = self.ratio(settings, model, class);
@@ -230,8 +263,8 @@ impl Learner {
         estimate
     }
 
-    /// Learns that a text took so many tokens, template and token ids not
-    /// counted. Each class is corrected by the factor that makes the whole
+    /// Learns that a prompt took so many tokens, token ids not counted. Each
+    /// class is corrected by the factor that makes the whole
     /// estimate right, as far as its share of the estimate goes. For a text of
     /// one class this is the paper's exponential average. Returns whether the
     /// answer was large enough to teach.
@@ -241,10 +274,12 @@ impl Learner {
         settings: &Settings,
         model: Key,
         text: &Tally,
+        messages: u64,
         tokens: u64,
     ) -> bool {
         let bytes = text.total();
-        let predicted = self.estimate(settings, model, text).mean;
+        let tokens = tokens.saturating_sub(settings.template_tokens(messages));
+        let predicted = self.estimate_text(settings, model, text).mean;
         if tokens < TOKENS_MIN || bytes < TOKENS_MIN || predicted <= 0.0 {
             return false;
         }
@@ -281,7 +316,7 @@ impl Learner {
         max: usize,
     ) {
         let known = self.known(key, settings.decay);
-        let mut ratio = self.own.get(key).copied().unwrap_or_else(|| {
+        let mut ratio = self.own.ratios.get(key).copied().unwrap_or_else(|| {
             // Start from what the others know, but with no answers of our own.
             let mean = known.map_or(settings.start_ratio, |ratio| ratio.mean);
             let deviation = known.map_or(mean * FIRST_DEVIATION, |ratio| ratio.deviation);
@@ -299,7 +334,7 @@ impl Learner {
         ratio.mean = mean.clamp(settings.ratio_min, settings.ratio_max);
         ratio.samples += share;
         ratio.taught = now;
-        self.own.set(key, ratio, max);
+        self.own.ratios.set(key, ratio, max);
     }
 }
 
@@ -321,7 +356,7 @@ mod tests {
         for second in 0..answers {
             let text = Tally::of(class, 10_000);
             let tokens = (10_000.0 / ratio) as u64;
-            assert!(learner.learn(at(second), &Settings::default(), model, &text, tokens));
+            assert!(learner.learn(at(second), &Settings::default(), model, &text, 0, tokens));
         }
     }
 
@@ -334,7 +369,7 @@ mod tests {
             let (han, english) = if second % 2 == 0 { (3000, 1000) } else { (1000, 3000) };
             let mut text = Tally::of(Class::Han, han);
             text.add(Class::English, english);
-            learner.learn(at(second), &settings, model, &text, han / 2 + english / 5);
+            learner.learn(at(second), &settings, model, &text, 0, han / 2 + english / 5);
         }
         let ratio = |class| learner.ratio(&settings, model, class).mean;
         assert!((ratio(Class::Han) - 2.0).abs() < 0.05, "{}", ratio(Class::Han));
@@ -357,12 +392,12 @@ mod tests {
         let (settings, model) = (Settings::default(), Key::model(b"m"));
         let mut learner = Learner::default();
         let text = Tally::of(Class::Plain, 4000);
-        let cold = learner.estimate(&settings, model, &text);
+        let cold = learner.estimate(&settings, model, &text, 0);
         assert_eq!((cold.mean, cold.high.round()), (1000.0, 1333.0));
         let mut margin = cold.high - cold.mean;
         for answers in [1, 2, 20, 77] {
             taught(&mut learner, Class::Plain, 4.0, answers);
-            let warm = learner.estimate(&settings, model, &text);
+            let warm = learner.estimate(&settings, model, &text, 0);
             let narrower = warm.high - warm.mean;
             assert!(narrower < margin && (narrower > 50.0 || answers > 2), "{answers}: {warm:?}");
             margin = narrower;
@@ -375,9 +410,9 @@ mod tests {
         let (settings, model) = (Settings::default(), Key::model(b"m"));
         let mut learner = Learner::default();
         taught(&mut learner, Class::Plain, 4.0, 100);
-        learner.learn(at(100), &settings, model, &Tally::of(Class::Plain, 100), 1_000_000);
+        learner.learn(at(100), &settings, model, &Tally::of(Class::Plain, 100), 0, 1_000_000);
         assert!(learner.ratio(&settings, model, Class::Plain).mean > 3.8);
-        assert!(!learner.learn(at(101), &settings, model, &Tally::of(Class::Plain, 100), 3));
+        assert!(!learner.learn(at(101), &settings, model, &Tally::of(Class::Plain, 100), 0, 3));
     }
 
     #[test]
@@ -401,8 +436,8 @@ mod tests {
         let unseen = |bytes| Tally::of(Class::Unseen, bytes);
         for second in 0..60 {
             // A picture of half a megabyte.
-            assert!(!learner.learn(at(second), &settings, model, &unseen(500_000), 1500));
-            assert!(learner.learn(at(second), &settings, model, &unseen(6000), 1000));
+            assert!(!learner.learn(at(second), &settings, model, &unseen(500_000), 0, 1500));
+            assert!(learner.learn(at(second), &settings, model, &unseen(6000), 0, 1000));
         }
         assert!((learner.ratio(&settings, model, Class::Unseen).mean - 6.0).abs() < 0.1);
         assert_eq!(learner.ratio(&settings, model, Class::English).mean, 4.0);
@@ -414,11 +449,11 @@ mod tests {
         for name in 0..30_u8 {
             for class in &Class::ALL[..20] {
                 let text = Tally::of(*class, 8000);
-                learner.learn(at(0), &settings, Key::model(&[name]), &text, 2000);
+                learner.learn(at(0), &settings, Key::model(&[name]), &text, 0, 2000);
             }
         }
         for name in 0..30_u8 {
-            assert!(learner.own().get(Key::model(&[name])).is_some(), "{name}");
+            assert!(learner.own().ratios.get(Key::model(&[name])).is_some(), "{name}");
         }
     }
 
@@ -427,7 +462,7 @@ mod tests {
         let (settings, model) = (Settings::default(), Key::model(b"m"));
         let (mut a, mut b) = (Learner::default(), Learner::default());
         taught(&mut a, Class::Han, 2.0, 50);
-        b.set_peers(Ratios::blend([a.own()].into_iter(), settings.decay));
+        b.set_peers(Learned::blend([a.own()].into_iter(), settings.decay));
         assert!((b.ratio(&settings, model, Class::Han).mean - 2.0).abs() < 0.01);
     }
 
@@ -440,10 +475,10 @@ mod tests {
             let mut learner = Learner::default();
             for (second, (class, bytes, tokens)) in answers.into_iter().enumerate() {
                 let text = Tally::of(Class::ALL[class], bytes);
-                learner.learn(at(second as u64), &settings, model, &text, tokens);
-                let estimate = learner.estimate(&settings, model, &text);
+                learner.learn(at(second as u64), &settings, model, &text, 0, tokens);
+                let estimate = learner.estimate(&settings, model, &text, 0);
                 prop_assert!(estimate.mean.is_finite() && estimate.high >= estimate.mean);
-                for (_, ratio) in learner.own().sorted() {
+                for (_, ratio) in learner.own().ratios.sorted() {
                     prop_assert!(ratio.mean >= settings.ratio_min && ratio.mean <= settings.ratio_max);
                     prop_assert!(ratio.deviation >= 0.0);
                 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Config;
-use crate::estimate::{Class, Ratios};
+use crate::estimate::{Class, Learned};
 use crate::request::Cap;
 
 const CONFIG: &[u8] = br#"{"version": 1, "models": [{"match": "m*", "pools": [
@@ -29,6 +29,15 @@ fn used(input: u64, output: u64) -> Answer<'static> {
     Answer { status: Some(200), usage: Some(Ok(usage)), complete: true, ..Answer::default() }
 }
 
+fn refused() -> Answer<'static> {
+    Answer { status: Some(400), overflow: Some(Overflow::default()), ..Answer::default() }
+}
+
+/// The estimate of a prompt of 8,000 bytes.
+fn input(gate: &Gate) -> u64 {
+    open(gate, Body::Whole(chat(8000, Cap::Absent))).1.budget.unwrap().input
+}
+
 fn close(gate: &mut Gate, body: Body, answer: &Answer<'_>) -> Settlement {
     let (ticket, _) = open(gate, body);
     gate.close(Instant::default(), ticket, answer)
@@ -39,7 +48,7 @@ fn each_way_to_decide_has_its_reason() {
     let gate = gate();
     let small = || chat(400, Cap::Tokens(100));
     let large = || chat(40_000, Cap::Tokens(100));
-    let cut = |facts, known_length| Body::Cut { facts, known_length };
+    let cut = |facts, known_length| Body::Cut { facts, known_length, early: false };
     let other = RequestFacts::chat("x", Tally::default(), 1, Cap::Absent);
     let cases = [
         (Body::Whole(small()), "short", Reason::Threshold),
@@ -93,7 +102,7 @@ fn misroutes_are_counted_both_ways() {
     let mut case = |bytes, cap, input, output, served_by: Option<&'static [u8]>| {
         let answer = Answer { served_by, ..used(input, output) };
         let end = close(&mut gate, Body::Whole(chat(bytes, cap)), &answer);
-        gate.learner_mut().adopt(Ratios::default());
+        gate.learner_mut().adopt(Learned::default());
         (end.under_route, end.over_route, end.truncated, end.spilled)
     };
     let (ok, under) = ((false, false, false, false), (true, false, false, false));
@@ -118,9 +127,8 @@ fn misroutes_are_counted_both_ways() {
 #[test]
 fn a_refusal_for_length_is_an_under_route_unless_nothing_is_larger() {
     let mut gate = gate();
-    let refused = Answer { status: Some(400), overflow: true, ..Answer::default() };
-    assert!(close(&mut gate, Body::Whole(chat(400, Cap::Absent)), &refused).under_route);
-    assert!(!close(&mut gate, Body::Whole(chat(400_000, Cap::Absent)), &refused).under_route);
+    assert!(close(&mut gate, Body::Whole(chat(400, Cap::Absent)), &refused()).under_route);
+    assert!(!close(&mut gate, Body::Whole(chat(400_000, Cap::Absent)), &refused()).under_route);
     let other = Answer { status: Some(400), ..Answer::default() };
     assert!(!close(&mut gate, Body::Whole(chat(400, Cap::Absent)), &other).under_route);
 }
@@ -143,11 +151,12 @@ fn only_successes_with_usage_teach() {
         assert!(!end.learned && end.error_permille.is_none(), "{answer:?}");
     }
     let mut image = chat(8000, Cap::Absent);
-    image.opaque = 1;
+    image.media.images = 1;
     assert!(!close(&mut gate, Body::Whole(image), &used(4000, 1)).learned);
-    let cut = Body::Cut { facts: chat(8000, Cap::Absent), known_length: true };
+    let facts = chat(8000, Cap::Absent);
+    let cut = Body::Cut { facts, known_length: true, early: false };
     assert!(!close(&mut gate, cut, &used(4000, 1)).learned);
-    assert!(gate.learner().own().is_empty());
+    assert_eq!(input(&gate), 2007, "nothing was learned");
 }
 
 #[test]
@@ -161,7 +170,7 @@ fn a_stream_that_was_not_asked_for_usage_is_told_apart() {
         close(gate, Body::Whole(facts.clone()), &answer).missing
     };
     assert_eq!(missing(&facts, &mut gate), Some(Missing::NotAsked));
-    facts.include_usage = true;
+    facts.include_usage = Some(true);
     assert_eq!(missing(&facts, &mut gate), Some(Missing::Absent));
 }
 
@@ -177,8 +186,7 @@ fn a_dry_run_judges_only_what_it_would_have_done() {
     let long = |answer| Answer { served_by: Some(b"long"), ..answer };
     let ok = end(400, &long(used(107, 10)));
     assert!(!ok.spilled && !ok.under_route && !ok.truncated && ok.learned, "{ok:?}");
-    let refused = Answer { status: Some(400), overflow: true, ..Answer::default() };
-    assert!(!end(400, &long(refused)).under_route);
+    assert!(!end(400, &long(refused())).under_route);
     assert!(!end(400, &long(used(5000, 3192))).truncated);
     assert!(end(400, &long(used(9000, 10))).under_route);
     assert!(end(40_000, &long(used(3000, 10))).over_route);
@@ -195,7 +203,7 @@ fn a_retry_that_tells_no_usage_is_not_called_a_spill() {
             served_by,
             retried,
             complete: true,
-            overflow: false,
+            ..Answer::default()
         };
         let end = close(&mut gate, Body::Whole(chat(400, Cap::Absent)), &answer);
         (end.spilled, end.spill_unclear, end.under_route)
@@ -221,4 +229,135 @@ fn what_was_not_read_is_no_proof() {
     let settings = settings(|document| document.replace("m*", "*"));
     let (_, decision) = Gate::new().open(&settings, Body::Length(Api::Completions, Some(12_400)));
     assert_eq!((decision.pool.name.as_str(), decision.budget.unwrap().fit), ("long", 4134 + 1024));
+}
+
+#[test]
+fn a_refusal_for_length_teaches_its_numbers() {
+    let mut gate = gate();
+    let body = || Body::Whole(chat(8000, Cap::Absent));
+    assert!(!close(&mut gate, body(), &refused()).learned);
+    let overflow = Some(Overflow { input: Some(4000) });
+    let first = close(&mut gate, body(), &Answer { overflow, ..refused() });
+    assert!(first.learned && first.under_route);
+    for _ in 0..20 {
+        assert!(close(&mut gate, body(), &Answer { overflow, ..refused() }).learned);
+    }
+    assert!(input(&gate).abs_diff(4000) < 40, "{}", input(&gate));
+}
+
+#[test]
+fn the_reserve_follows_what_answers_need_and_the_cap_still_decides_the_fit() {
+    let settings = settings(|document| {
+        document.replace("\"default", "\"output_reserve\": \"learned\", \"default")
+    });
+    let mut gate = gate();
+    let budget = |gate: &Gate, cap| {
+        let (_, decision) = gate.open(&settings, Body::Whole(chat(400, cap)));
+        decision.budget.unwrap()
+    };
+    let first = budget(&gate, Cap::Absent);
+    assert_eq!(first.fit - 141, 1024, "{first:?}");
+    for _ in 0..100 {
+        let (ticket, _) = gate.open(&settings, Body::Whole(chat(400, Cap::Tokens(4000))));
+        let end = gate.close(Instant::default(), ticket, &used(107, 100));
+        assert_eq!(end.cap_use_permille, Some(25));
+    }
+    let (open, capped) = (budget(&gate, Cap::Absent), budget(&gate, Cap::Tokens(3000)));
+    assert!((100..130).contains(&(open.reserve - open.input)), "{open:?}");
+    assert_eq!(capped.reserve, open.reserve);
+    assert!(capped.fit > 3100, "{capped:?}");
+    // Other classes of tenants are none the wiser.
+    let mut spot = (*settings).clone();
+    spot.tenant_class = crate::config::TenantClass::Spot;
+    let (_, decision) = gate.open(&Arc::new(spot), Body::Whole(chat(400, Cap::Absent)));
+    let spot = decision.budget.unwrap();
+    assert_eq!(spot.reserve - spot.input, 1024);
+}
+
+#[test]
+fn an_uncapped_answer_that_met_the_window_is_truncated_and_raises_the_reserve() {
+    let settings = settings(|document| {
+        document.replace("\"default", "\"output_reserve\": \"learned\", \"default")
+    });
+    let mut gate = gate();
+    let mut end = |cap, answer: Answer<'_>| {
+        let (ticket, decision) = gate.open(&settings, Body::Whole(chat(400, cap)));
+        assert_eq!(decision.pool.name, "short");
+        let end = gate.close(Instant::default(), ticket, &answer);
+        let (_, next) = gate.open(&settings, Body::Whole(chat(400, Cap::Absent)));
+        (end.truncated, end.under_route, next.budget.unwrap().fit)
+    };
+    let length = |output| Answer { stopped_by_length: true, ..used(107, output) };
+    // At its own cap a client got what it asked for.
+    assert!(!end(Cap::Tokens(50), length(50)).0);
+    let mut fit = 0;
+    for _ in 0..40 {
+        let (truncated, under_route, next) = end(Cap::Absent, length(1000));
+        assert!(truncated && under_route);
+        fit = next;
+    }
+    assert!(fit > 2000, "the next one goes where there is room: {fit}");
+}
+
+#[test]
+fn sources_that_disagree_are_told() {
+    let mut gate = gate();
+    let answer = Answer { disagreed: true, ..used(107, 10) };
+    let body = || Body::Whole(chat(400, Cap::Absent));
+    assert!(close(&mut gate, body(), &answer).disagreed);
+    assert!(!close(&mut gate, body(), &used(107, 10)).disagreed);
+}
+
+#[test]
+fn bytes_of_an_unknown_path_are_counted() {
+    let settings = settings(|document| document.replace("m*", "*"));
+    let open = |bytes| Gate::new().open(&settings, Body::Length(Api::Unknown, Some(bytes))).1;
+    assert_eq!((open(400).pool.name.as_str(), open(400).reason), ("short", Reason::UnknownPath));
+    assert_eq!(open(40_000).pool.name, "long");
+}
+
+mod early {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// At every prefix that is enough for an early decision the whole body
+        /// goes to the largest pool, whatever was learned.
+        #[test]
+        fn an_early_decision_implies_the_late_pool(
+            messages in prop::collection::vec("[a-z ]{0,40}|[а-я ]{0,40}|\\PC{0,20}", 1..6),
+            repeat in 200_usize..1200,
+            answers in prop::collection::vec((0_u64..40_000, 1_u64..40_000), 0..40),
+            step in 500_usize..9000,
+        ) {
+            let settings = settings(|document| document);
+            let mut gate = Gate::new();
+            let content = |text: &String| format!("{{\"content\":{:?}}}", text.repeat(repeat));
+            let content: Vec<String> = messages.iter().map(content).collect();
+            let body = format!(r#"{{"model":"m","messages":[{}]}}"#, content.join(","));
+            prop_assume!(serde_json::from_str::<serde_json::Value>(&body).is_ok());
+            let scan = |bytes: &[u8]| {
+                let mut scanner = Scanner::new(Api::Chat, b"");
+                scanner.feed(bytes);
+                scanner
+            };
+            // Learn from the same text, at absurd ratios.
+            for (bytes, tokens) in answers {
+                let mut facts = scan(body.as_bytes()).finish().unwrap();
+                facts.text.extend(bytes);
+                close(&mut gate, Body::Whole(facts), &used(tokens, 1));
+            }
+            let (_, late) = open(&gate, Body::Whole(scan(body.as_bytes()).finish().unwrap()));
+            let mut early = false;
+            for end in (0..body.len()).step_by(step) {
+                early |= surely_largest(&settings, &scan(&body.as_bytes()[..end]));
+            }
+            if early {
+                prop_assert_eq!(late.pool.name.as_str(), "long");
+            }
+            // Enough text at the ratio's ceiling is always noticed.
+            let text = scan(body.as_bytes()).finish().unwrap().text.total();
+            prop_assert_eq!(surely_largest(&settings, &scan(body.as_bytes())), text > 16 * 4000);
+        }
+    }
 }

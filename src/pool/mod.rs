@@ -1,6 +1,6 @@
 //! Which pool a request goes to.
 
-use crate::config::{Model, OutputReserve, Pool};
+use crate::config::{Model, Pool};
 use crate::estimate::Estimate;
 use crate::request::RequestFacts;
 use std::sync::Arc;
@@ -20,30 +20,45 @@ pub struct Budget {
 
 impl Budget {
     /// Adds up a budget. `all` and `largest` are the estimates of all prompts
-    /// and of the largest one, without template and token ids; `template` is
-    /// the template's tokens; `window` the largest window of the model.
+    /// and of the largest one, without token ids; `media` the tokens of what is
+    /// no text; `output` what one sequence is taken to generate.
     pub fn new(
         facts: &RequestFacts,
         all: Estimate,
         largest: Estimate,
-        template: u64,
-        output_reserve: OutputReserve,
-        window: u64,
+        media: u64,
+        output: Output,
     ) -> Self {
-        let whole = |tokens: f64| tokens.ceil() as u64;
-        let input = whole(all.mean).saturating_add(template).saturating_add(facts.token_ids);
-        let text = whole(largest.high).saturating_add(template);
-        let prompt = text.max(facts.largest_token_ids);
-        let output = facts.output_cap().unwrap_or(match output_reserve {
-            OutputReserve::Tokens(reserve) => reserve,
-            OutputReserve::Longest => window.saturating_sub(prompt),
-        });
+        let whole = |tokens: f64| (tokens.ceil() as u64).saturating_add(media);
+        let input = whole(all.mean).saturating_add(facts.token_ids);
+        let prompt = whole(largest.high).max(facts.largest_token_ids);
+        let (cap, expected) = match (facts.output_cap(), output) {
+            (Some(cap), Output::Expected(tokens)) => (cap, cap.min(tokens)),
+            (Some(cap), _) => (cap, cap),
+            (None, Output::Reserved(tokens) | Output::Expected(tokens)) => (tokens, tokens),
+            (None, Output::UpTo(window)) => {
+                let rest = window.saturating_sub(prompt);
+                (rest, rest)
+            }
+        };
         Self {
             input,
-            fit: prompt.saturating_add(output),
-            reserve: input.saturating_add(output.saturating_mul(facts.sequences())),
+            fit: prompt.saturating_add(cap),
+            reserve: input.saturating_add(expected.saturating_mul(facts.sequences())),
         }
     }
+}
+
+/// Output tokens that one sequence is taken to need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// The client's cap, or so many without one.
+    Reserved(u64),
+    /// So many were learned. The cap still decides whether it fits: the engine
+    /// refuses by the cap.
+    Expected(u64),
+    /// The client's cap, or all that a window of so many tokens leaves.
+    UpTo(u64),
 }
 
 /// How the pool was found.
@@ -71,7 +86,7 @@ pub fn choose(model: &Model, fit: u64) -> Option<(&Arc<Pool>, Fit)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Match;
+    use crate::config::{Match, StreamUsage};
     use crate::estimate::{Class, Tally};
     use crate::request::{Api, Cap};
     use proptest::prelude::*;
@@ -79,7 +94,13 @@ mod tests {
     fn model(lens: &[(u64, u64)]) -> Model {
         let pool = |&(max_model_len, threshold): &(u64, u64)| {
             let name = max_model_len.to_string();
-            Arc::new(Pool { name, cluster: String::new(), max_model_len, threshold })
+            Arc::new(Pool {
+                name,
+                cluster: String::new(),
+                max_model_len,
+                threshold,
+                stream_usage: StreamUsage::Off,
+            })
         };
         Model { matches: Match::Any, pools: lens.iter().map(pool).collect() }
     }
@@ -103,16 +124,22 @@ mod tests {
     fn fit_is_one_sequence_and_reserve_all_of_them() {
         let mut facts = RequestFacts::chat("m", Tally::of(Class::Plain, 400), 2, Cap::Tokens(50));
         facts.n = 3;
-        let text = estimate(100.0, 120.5);
-        let budget = Budget::new(&facts, text, text, 11, OutputReserve::Tokens(1024), 9000);
-        assert_eq!(budget, Budget { input: 111, fit: 121 + 11 + 50, reserve: 111 + 150 });
+        let text = estimate(111.0, 131.5);
+        let budget = |facts: &RequestFacts, output| Budget::new(facts, text, text, 0, output);
+        let capped = Budget { input: 111, fit: 132 + 50, reserve: 111 + 150 };
+        assert_eq!(budget(&facts, Output::Reserved(1024)), capped);
+        // What was learned never overrules the cap where it must fit.
+        let learned = Budget { reserve: 111 + 60, ..capped };
+        assert_eq!(budget(&facts, Output::Expected(20)), learned);
+        assert_eq!(budget(&facts, Output::Expected(1024)), capped);
         facts.cap = Cap::Absent;
-        let fit =
-            |facts: &RequestFacts, reserve| Budget::new(facts, text, text, 11, reserve, 9000).fit;
-        assert_eq!(fit(&facts, OutputReserve::Tokens(1024)), 132 + 1024);
-        assert_eq!(fit(&facts, OutputReserve::Longest), 9000);
+        assert_eq!(budget(&facts, Output::Reserved(1024)).fit, 132 + 1024);
+        assert_eq!(budget(&facts, Output::Expected(300)).fit, 132 + 300);
+        assert_eq!(budget(&facts, Output::UpTo(9000)).fit, 9000);
+        let image = Budget::new(&facts, text, text, 1000, Output::Reserved(10));
+        assert_eq!((image.input, image.fit), (1111, 1142));
         facts.api = Api::Completions;
-        assert_eq!(fit(&facts, OutputReserve::Longest), 132 + 16);
+        assert_eq!(budget(&facts, Output::UpTo(9000)).fit, 132 + 16);
     }
 
     proptest! {
@@ -137,13 +164,13 @@ mod tests {
         #[test]
         fn budgets_saturate(
             mean in 0.0..1e30_f64, extra in 0.0..1e30_f64, cap in any::<u64>(), n in any::<u64>(),
-            ids in any::<u64>(), prompts in any::<u64>(), template in any::<u64>(),
+            ids in any::<u64>(), prompts in any::<u64>(), media in any::<u64>(),
         ) {
             let mut facts = RequestFacts::new(Api::Completions);
             (facts.cap, facts.n, facts.prompts) = (Cap::Tokens(cap), n, prompts);
             (facts.token_ids, facts.largest_token_ids) = (ids, ids);
             let text = estimate(mean, mean + extra);
-            let budget = Budget::new(&facts, text, text, template, OutputReserve::Longest, 9);
+            let budget = Budget::new(&facts, text, text, media, Output::UpTo(9));
             prop_assert!(budget.fit >= cap && budget.reserve >= budget.input);
         }
     }

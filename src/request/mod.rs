@@ -17,28 +17,75 @@ use crate::json::Invalid;
 /// Bytes of a model's name that are kept; a longer name is cut.
 pub const MODEL_MAX: usize = 128;
 
-/// The wire format of a request.
+/// The wire format of a request and of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Api {
     /// OpenAI `POST /v1/chat/completions`.
     Chat,
     /// OpenAI `POST /v1/completions`.
     Completions,
+    /// OpenAI `POST /v1/responses`.
+    Responses,
+    /// OpenAI `POST /v1/embeddings`, and vLLM's `/pooling`.
+    Embeddings,
+    /// `POST /rerank` (Cohere, Jina) and `/score` (vLLM).
+    Rerank,
+    /// Anthropic `POST /v1/messages`.
+    Messages,
+    /// Gemini `POST …/models/NAME:generateContent` and `:streamGenerateContent`.
+    Gemini,
+    /// SGLang `POST /generate`.
+    Generate,
+    /// Any other JSON: its bytes are counted, not read.
+    Unknown,
 }
 
 impl Api {
-    /// The format that a request path (with or without a query) stands for;
-    /// `None` if the path is not a known one. A prefix before `/v1` is allowed.
-    pub fn of_path(path: &[u8]) -> Option<Self> {
+    /// Every format and the word for it in the configuration.
+    pub const WORDS: [(&str, Self); 9] = [
+        ("chat", Self::Chat),
+        ("completions", Self::Completions),
+        ("responses", Self::Responses),
+        ("embeddings", Self::Embeddings),
+        ("rerank", Self::Rerank),
+        ("messages", Self::Messages),
+        ("gemini", Self::Gemini),
+        ("generate", Self::Generate),
+        ("unknown", Self::Unknown),
+    ];
+
+    /// The format that a request path (with or without a query) stands for.
+    /// A prefix before `/v1` is allowed.
+    pub fn of_path(path: &[u8]) -> Self {
         let end = memchr::memchr2(b'?', b'#', path).unwrap_or(path.len());
-        let path = path.get(..end)?;
+        let path = path.get(..end).unwrap_or_default();
         if path.ends_with(b"/v1/chat/completions") {
-            Some(Self::Chat)
+            Self::Chat
         } else if path.ends_with(b"/v1/completions") {
-            Some(Self::Completions)
+            Self::Completions
         } else {
-            None
+            Self::Unknown
         }
+    }
+}
+
+/// Parts of a prompt that are no text: their tokens cannot be told from bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Media {
+    /// Images.
+    pub images: u64,
+    /// Pieces of audio.
+    pub audio: u64,
+    /// Videos.
+    pub videos: u64,
+    /// Files, and parts of a kind that is not known.
+    pub files: u64,
+}
+
+impl Media {
+    /// All of them; saturates.
+    pub fn total(&self) -> u64 {
+        [self.audio, self.videos, self.files].iter().fold(self.images, |a, b| a.saturating_add(*b))
     }
 }
 
@@ -96,11 +143,11 @@ pub struct RequestFacts {
     pub best_of: u64,
     /// The answer is to be streamed.
     pub stream: bool,
-    /// A streamed answer is to end with its usage.
-    pub include_usage: bool,
-    /// Content parts that are no text (images, audio): their tokens cannot be
-    /// told from bytes, so the answer teaches nothing.
-    pub opaque: u64,
+    /// What the client said about usage in a streamed answer, where the format
+    /// has a word for it (`stream_options.include_usage`).
+    pub include_usage: Option<bool>,
+    /// Content that is no text. With any the answer teaches nothing.
+    pub media: Media,
     /// Numbers that were there but could not be read.
     pub unreadable: u64,
 }
@@ -121,8 +168,8 @@ impl RequestFacts {
             n: 1,
             best_of: 1,
             stream: false,
-            include_usage: false,
-            opaque: 0,
+            include_usage: None,
+            media: Media::default(),
             unreadable: 0,
         }
     }
@@ -138,15 +185,24 @@ impl RequestFacts {
         Self { text: Tally::of(Class::Unseen, bytes), cap: Cap::Unseen, ..Self::new(api) }
     }
 
-    /// The limit on output tokens in force: the client's, or the 16 that a text
-    /// completion gets without one (OpenAI, vLLM); `None` for an uncapped chat,
-    /// and where the cap was not read.
+    /// The limit on output tokens in force: the client's, or what the format
+    /// sets without one: 16 for a text completion (OpenAI, vLLM), 128 for
+    /// SGLang's `/generate`, none for embeddings and rerankings. `None` if there
+    /// is no limit but the window, and where the cap was not read.
     pub fn output_cap(&self) -> Option<u64> {
-        match (self.cap, self.api) {
-            (Cap::Tokens(cap), _) => Some(cap),
-            (Cap::Unseen, _) | (_, Api::Chat) => None,
-            (_, Api::Completions) => Some(16),
+        match (self.api, self.cap) {
+            (Api::Embeddings | Api::Rerank, _) => Some(0),
+            (_, Cap::Tokens(cap)) => Some(cap),
+            (Api::Completions, Cap::Absent | Cap::Unreadable) => Some(16),
+            (Api::Generate, Cap::Absent | Cap::Unreadable) => Some(128),
+            _ => None,
         }
+    }
+
+    /// Whether the answer is a stream that was not asked for its usage.
+    pub fn silent(&self) -> bool {
+        let may_ask = matches!(self.api, Api::Chat | Api::Completions);
+        may_ask && self.stream && self.include_usage != Some(true)
     }
 
     /// Sequences that the engine will run: prompts × the larger of `n` and `best_of`.
@@ -164,8 +220,9 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// A scanner at the start of a body of this format.
-    pub fn new(api: Api) -> Self {
+    /// A scanner at the start of a body of this format. In some formats the
+    /// path names the model, and whether the answer is a stream.
+    pub fn new(api: Api, _path: &[u8]) -> Self {
         Self { json: crate::json::Scanner::new(), reader: openai::Reader::new(api), bytes: 0 }
     }
 
@@ -193,7 +250,18 @@ impl Scanner {
 
     /// Whether the model's name was read.
     pub fn knows_model(&self) -> bool {
-        self.reader.knows_model()
+        self.model().is_some()
+    }
+
+    /// The model's name, if it was read.
+    pub fn model(&self) -> Option<&[u8]> {
+        self.reader.model()
+    }
+
+    /// Text bytes so far of the largest prompt that was begun. It only grows,
+    /// unless a member is repeated.
+    pub fn text_bytes(&self) -> u64 {
+        self.reader.text_bytes()
     }
 
     /// The facts of a body that was not read to its end, which is `unread`

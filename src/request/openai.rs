@@ -78,7 +78,7 @@ pub(super) struct Reader {
     n: Cap,
     best_of: Cap,
     stream: bool,
-    include_usage: bool,
+    include_usage: Option<bool>,
     messages: u64,
     /// Text of the closed messages, or of the closed prompts.
     text: Tally,
@@ -146,7 +146,7 @@ impl Reader {
             n: Cap::Absent,
             best_of: Cap::Absent,
             stream: false,
-            include_usage: false,
+            include_usage: None,
             messages: 0,
             text: Tally::default(),
             tools: 0,
@@ -161,8 +161,14 @@ impl Reader {
         }
     }
 
-    pub(super) fn knows_model(&self) -> bool {
-        self.model.is_some()
+    pub(super) fn model(&self) -> Option<&[u8]> {
+        self.model.as_deref()
+    }
+
+    pub(super) fn text_bytes(&self) -> u64 {
+        let prompts = self.prompts.largest.total().max(self.prompts.current.total());
+        let chat = [&self.text, &self.content, &self.part];
+        chat.iter().fold(prompts, |sum, tally| sum.saturating_add(tally.total()))
     }
 
     /// The facts so far, as if every open container closed here; `None` if
@@ -194,11 +200,11 @@ impl Reader {
         match self.api {
             Api::Chat => {
                 facts.messages = self.messages;
-                facts.opaque = self.opaque;
+                facts.media.files = self.opaque;
                 facts.text = self.text;
                 facts.text.add(Class::Tools, self.tools.saturating_add(self.calls));
             }
-            Api::Completions => {
+            _ => {
                 let prompts = self.prompts;
                 facts.prompts = prompts.count.max(1);
                 facts.text = prompts.all;
@@ -223,11 +229,9 @@ impl Reader {
             Place::Root => self.saw_root = true,
             Place::Message => {
                 self.messages += 1;
-                self.content = Tally::default();
                 self.message_calls = 0;
                 self.message_opaque = 0;
             }
-            Place::Part => self.part = Tally::default(),
             _ => {}
         }
         self.field = None;
@@ -241,11 +245,12 @@ impl Reader {
         }
         match place {
             Place::Part => {
-                self.content.merge(&self.part);
-                self.message_opaque += u64::from(self.part.total() == 0);
+                let part = core::mem::take(&mut self.part);
+                self.message_opaque += u64::from(part.total() == 0);
+                self.content.merge(&part);
             }
             Place::Message => {
-                self.text.merge(&self.content);
+                self.text.merge(&core::mem::take(&mut self.content));
                 self.calls = self.calls.saturating_add(self.message_calls);
                 self.opaque += self.message_opaque;
             }
@@ -295,7 +300,7 @@ impl Reader {
             Field::N => self.n = Cap::Absent,
             Field::BestOf => self.best_of = Cap::Absent,
             Field::Stream => self.stream = false,
-            Field::StreamOptions | Field::IncludeUsage => self.include_usage = false,
+            Field::StreamOptions | Field::IncludeUsage => self.include_usage = None,
             Field::Tools => self.tools = 0,
             Field::Content => {
                 self.content = Tally::default();
@@ -437,7 +442,7 @@ impl Reader {
             (Event::Number(literal), _) => self.number(field, lax_integer(literal, false)),
             (Event::LongNumber, _) => self.number(field, None),
             (Event::Bool(value), Field::Stream) => self.stream = value,
-            (Event::Bool(value), Field::IncludeUsage) => self.include_usage = value,
+            (Event::Bool(value), Field::IncludeUsage) => self.include_usage = Some(value),
             (Event::Bool(_), _) => self.number(field, None),
             _ => {}
         }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::fmt::Write as _;
 
 fn scan(api: Api, body: &[u8], cuts: &[usize]) -> Result<RequestFacts, Invalid> {
-    let mut scanner = Scanner::new(api);
+    let mut scanner = Scanner::new(api, b"");
     let mut from = 0;
     for &cut in cuts {
         let cut = cut.clamp(from, body.len());
@@ -42,7 +42,7 @@ fn oracle(api: Api, body: &[u8]) -> Result<RequestFacts, Invalid> {
     facts.unreadable = read.iter().filter(|one| **one == Cap::Unreadable).count() as u64;
     facts.stream = root.get("stream") == Some(&Value::Bool(true));
     let include_usage = root.get("stream_options").and_then(|options| options.get("include_usage"));
-    facts.include_usage = include_usage == Some(&Value::Bool(true));
+    facts.include_usage = include_usage.and_then(Value::as_bool);
     if api == Api::Chat {
         messages(root, &mut facts);
     } else {
@@ -84,7 +84,7 @@ fn messages(root: &Map<String, Value>, facts: &mut RequestFacts) {
                         text(plain, &mut facts.text);
                     } else if let Some(part) = part.as_object() {
                         let part = part.get("text").and_then(Value::as_str).unwrap_or("");
-                        facts.opaque += u64::from(part.is_empty());
+                        facts.media.files += u64::from(part.is_empty());
                         text(part, &mut facts.text);
                     }
                 }
@@ -169,9 +169,9 @@ fn a_chat_request_is_read() {
     );
     assert_eq!(facts.model.as_deref(), Some(&b"llama"[..]));
     assert_eq!(facts.text.total(), 12 + 12, "the image's bytes are no text");
-    assert_eq!((facts.messages, facts.opaque), (2, 1));
+    assert_eq!((facts.messages, facts.media.files), (2, 1));
     assert_eq!(facts.cap, Cap::Tokens(256), "the newer cap wins");
-    assert_eq!((facts.n, facts.stream, facts.include_usage), (2, true, true));
+    assert_eq!((facts.n, facts.stream, facts.include_usage), (2, true, Some(true)));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn prompts_of_a_completion_are_told_apart() {
 #[test]
 fn a_body_cut_short_goes_on_as_it_began() {
     let cut = |api, body: &str, unread| {
-        let mut scanner = Scanner::new(api);
+        let mut scanner = Scanner::new(api, b"");
         scanner.feed(body.as_bytes());
         scanner.cut(unread)
     };
@@ -234,10 +234,10 @@ fn a_body_cut_short_goes_on_as_it_began() {
 
 #[test]
 fn known_paths() {
-    assert_eq!(Api::of_path(b"/v1/chat/completions?x=1"), Some(Api::Chat));
-    assert_eq!(Api::of_path(b"/team/v1/completions"), Some(Api::Completions));
-    assert_eq!(Api::of_path(b"/v1/chat/completions/abc"), None);
-    assert_eq!(Api::of_path(b"/v1/models"), None);
+    assert_eq!(Api::of_path(b"/v1/chat/completions?x=1"), Api::Chat);
+    assert_eq!(Api::of_path(b"/team/v1/completions"), Api::Completions);
+    assert_eq!(Api::of_path(b"/v1/chat/completions/abc"), Api::Unknown);
+    assert_eq!(Api::of_path(b"/v1/models"), Api::Unknown);
 }
 
 /// A body as text, with duplicate keys, escapes and blanks as they come.
@@ -420,7 +420,7 @@ proptest! {
     fn no_bytes_make_it_panic(bytes in any::<Vec<u8>>(), cut in any::<u64>()) {
         for api in [Api::Chat, Api::Completions] {
             prop_assert_eq!(scan(api, &bytes, &[]), oracle(api, &bytes));
-            let mut scanner = Scanner::new(api);
+            let mut scanner = Scanner::new(api, b"");
             scanner.feed(&bytes);
             let _ = scanner.cut(cut);
         }

@@ -7,9 +7,9 @@ mod openai;
 mod overflow;
 mod sse;
 
-pub use overflow::OverflowScanner;
+pub use overflow::{Overflow, OverflowScanner};
 
-use crate::request::lax_integer;
+use crate::request::{Api, lax_integer};
 
 /// Tokens used by one request, as its answer states them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,16 @@ impl Usage {
         let usage = Self { input: read(input), output: read(output), ..Self::default() };
         (usage != Self::default()).then_some(usage)
     }
+}
+
+/// What an answer's bytes told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The usage, or why there is none.
+    pub usage: Result<Usage, NoUsage>,
+    /// A sequence ended because it met its limit of tokens: the client's cap or
+    /// the engine's window (`finish_reason: "length"` and its like).
+    pub stopped_by_length: bool,
 }
 
 /// Why an answer's bytes gave no usage.
@@ -68,9 +78,9 @@ impl Scanner {
         Self(Kind::Sse(sse::Events::new()))
     }
 
-    /// The scanner for this `content-type`; `None` if it is neither JSON nor
-    /// server-sent events.
-    pub fn for_content_type(value: &[u8]) -> Option<Self> {
+    /// The scanner for an answer of this format and `content-type`; `None` if
+    /// the type is neither JSON nor server-sent events.
+    pub fn for_answer(_api: Api, value: &[u8]) -> Option<Self> {
         let end = memchr::memchr(b';', value).unwrap_or(value.len());
         let media = value.get(..end)?.trim_ascii();
         if media.eq_ignore_ascii_case(b"application/json") {
@@ -90,16 +100,17 @@ impl Scanner {
         }
     }
 
-    /// The usage that the answer stated: of a stream, the last one. A stream
-    /// that broke off may be finished too: what it said so far stands.
-    pub fn finish(self) -> Result<Usage, NoUsage> {
-        match self.0 {
-            Kind::Json(mut json, mut reader) => {
-                json.finish(&mut reader).map_err(|_| NoUsage::Unreadable)?;
-                reader.usage().ok_or(NoUsage::Absent)
-            }
+    /// What the answer stated: of a stream, the last word on each thing. A
+    /// stream that broke off may be finished too: what it said so far stands.
+    pub fn finish(self) -> Told {
+        let usage = match self.0 {
+            Kind::Json(mut json, mut reader) => json
+                .finish(&mut reader)
+                .map_err(|_| NoUsage::Unreadable)
+                .and_then(|()| reader.usage().ok_or(NoUsage::Absent)),
             Kind::Sse(events) => events.finish().ok_or(NoUsage::Absent),
-        }
+        };
+        Told { usage, stopped_by_length: false }
     }
 }
 
@@ -117,7 +128,7 @@ mod tests {
             from = cut;
         }
         scanner.feed(&bytes[from..]);
-        scanner.finish()
+        scanner.finish().usage
     }
 
     fn oracle(value: &Value) -> Option<Usage> {
@@ -197,9 +208,10 @@ mod tests {
 
     #[test]
     fn content_types() {
-        assert!(Scanner::for_content_type(b"Application/JSON; charset=utf-8").is_some());
-        assert!(Scanner::for_content_type(b"text/event-stream").is_some());
-        assert!(Scanner::for_content_type(b"text/html").is_none());
+        let scanner = |value: &[u8]| Scanner::for_answer(Api::Chat, value);
+        assert!(scanner(b"Application/JSON; charset=utf-8").is_some());
+        assert!(scanner(b"text/event-stream").is_some());
+        assert!(scanner(b"text/html").is_none());
     }
 
     fn answer() -> impl Strategy<Value = String> {

@@ -9,6 +9,13 @@ const READ_MAX: usize = 4096;
 /// `context_length_exceeded`.
 const WORDS: [&[u8]; 4] = [b"context length", b"context_length", b"max_model_len", b"model length"];
 
+/// A refusal for length, as far as its numbers could be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overflow {
+    /// Prompt tokens that the engine counted.
+    pub input: Option<u64>,
+}
+
 /// Reads the start of a 400 answer in pieces and tells whether it refuses the
 /// request for its length.
 #[derive(Clone, Debug, Default)]
@@ -21,9 +28,10 @@ impl OverflowScanner {
         self.0.extend_from_slice(bytes.get(..room.min(bytes.len())).unwrap_or(&[]));
     }
 
-    /// Whether the bytes so far name the context length.
-    pub fn overflowed(&self) -> bool {
-        WORDS.iter().any(|word| memchr::memmem::find(&self.0, word).is_some())
+    /// What the bytes so far say, if they refuse the request for its length.
+    pub fn overflow(&self) -> Option<Overflow> {
+        let named = WORDS.iter().any(|word| memchr::memmem::find(&self.0, word).is_some());
+        named.then(Overflow::default)
     }
 }
 
@@ -38,7 +46,7 @@ mod tests {
             for byte in body.bytes() {
                 scanner.feed(&[byte]);
             }
-            scanner.overflowed()
+            scanner.overflow().is_some()
         };
         assert!(read(
             r#"{"error":{"message":"This model's maximum context length is 8192 tokens."}}"#

@@ -52,14 +52,14 @@ fn read(api: Api, body: &[u8], settings: &Settings) -> Body {
     if settings.inspect == Inspect::Headers {
         return Body::Length(api, Some(body.len() as u64));
     }
-    let mut scanner = Scanner::new(api);
+    let mut scanner = Scanner::new(api, b"");
     let limit = body.len().min(settings.inspect_bytes_max as usize);
     scanner.feed(&body[..limit]);
     if limit == body.len() {
         return Body::Whole(scanner.finish().unwrap());
     }
     let facts = scanner.cut((body.len() - limit) as u64).unwrap();
-    Body::Cut { facts, known_length: true }
+    Body::Cut { facts, known_length: true, early: false }
 }
 
 /// The body as it is, or its text as the prompts of a text completion.

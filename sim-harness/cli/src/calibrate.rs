@@ -158,7 +158,7 @@ pub fn calibrate(lines: &str, tokenizer: &str, threshold: u64) -> Result<Report,
     for sample in &samples {
         let quarter = sample.body.len() as f64 / 4.0;
         blind.push(quarter, quarter, sample.truth, threshold);
-        let mut scanner = Scanner::new(Api::Chat);
+        let mut scanner = Scanner::new(Api::Chat, b"");
         scanner.feed(&sample.body);
         // A body that does not parse teaches nothing and counts as its bytes.
         let facts = scanner
@@ -226,16 +226,14 @@ struct Estimator {
 
 impl Estimator {
     fn estimate(&self, facts: &RequestFacts, text: &Tally) -> (f64, f64) {
-        let estimate = self.learner.estimate(&self.settings, key(facts), text);
-        let template = self.settings.template_tokens(facts.messages) as f64;
-        (estimate.mean + template, (estimate.high + template).ceil())
+        let estimate = self.learner.estimate(&self.settings, key(facts), text, facts.messages);
+        (estimate.mean, estimate.high.ceil())
     }
 
     fn learn(&mut self, facts: &RequestFacts, text: &Tally, truth: u64) {
         self.answers += 1;
         let now = Instant::default() + Span::from_secs(self.answers);
-        let tokens = truth.saturating_sub(self.settings.template_tokens(facts.messages));
-        self.learner.learn(now, &self.settings, key(facts), text, tokens);
+        self.learner.learn(now, &self.settings, key(facts), text, facts.messages, truth);
     }
 }
 

@@ -1,0 +1,119 @@
+//! The models and their pools, from the document.
+
+use super::node::Node;
+use super::{ConfigError, Match, Model, Pool, StreamUsage, short_list};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The pool with the largest window of the model for every name, else of all.
+pub(super) fn largest(models: &[Model]) -> Option<Arc<Pool>> {
+    let any = models.iter().find(|model| model.matches == Match::Any);
+    let pools = any.map_or(models, core::slice::from_ref).iter().flat_map(|model| &model.pools);
+    pools.max_by_key(|pool| pool.max_model_len).cloned()
+}
+
+pub(super) fn models(node: &Node<'_>) -> Result<Vec<Model>, ConfigError> {
+    let list = short_list(node)?;
+    if list.is_empty() {
+        return Err(node.refuse("must have at least one model"));
+    }
+    let mut models: Vec<Model> = Vec::new();
+    for node in list {
+        let members = node.object()?;
+        members.only(&["match", "pools"])?;
+        let pattern = members.need("match", "a model's name, a prefix that ends in *, or *")?;
+        let matches = match_of(&pattern)?;
+        if models.iter().any(|model| model.matches == matches) {
+            return Err(pattern.refuse("must differ from the other models' match"));
+        }
+        let pools = pools(&members.need("pools", "a list of pools")?)?;
+        models.push(Model { matches, pools });
+    }
+    Ok(models)
+}
+
+/// The names of all pools, sorted. Metrics are counted by name, so a name must
+/// stand for one cluster everywhere.
+pub(super) fn pool_names<'a>(
+    pools: impl Iterator<Item = &'a Arc<Pool>>,
+) -> Result<Vec<String>, ConfigError> {
+    let mut clusters: BTreeMap<&str, &str> = BTreeMap::new();
+    for pool in pools {
+        let cluster = clusters.entry(&pool.name).or_insert(&pool.cluster);
+        if *cluster != pool.cluster {
+            return Err(ConfigError {
+                field: format!("pool \"{}\"", pool.name),
+                value: format!("\"{}\"", pool.cluster),
+                allowed: format!("already stands for the cluster \"{cluster}\" elsewhere"),
+            });
+        }
+    }
+    Ok(clusters.into_keys().map(str::to_owned).collect())
+}
+
+fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
+    let text = node.text()?;
+    match text.strip_suffix('*') {
+        _ if text.is_empty() || text.len() > crate::request::MODEL_MAX => {
+            let max = crate::request::MODEL_MAX;
+            Err(node.refuse(format!("must be 1 to {max} bytes")))
+        }
+        Some("") => Ok(Match::Any),
+        Some(prefix) => Ok(Match::Prefix(prefix.to_owned())),
+        None => Ok(Match::Exact(text.to_owned())),
+    }
+}
+
+fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
+    let list = short_list(node)?;
+    if list.is_empty() {
+        return Err(node.refuse("must have at least one pool"));
+    }
+    let mut pools: Vec<(Pool, Node<'_>)> = Vec::new();
+    for node in list {
+        let members = node.object()?;
+        members.only(&["name", "cluster", "max_model_len", "threshold", "stream_usage"])?;
+        let name_node = members.need("name", "a name for metrics and logs")?;
+        let name = name_node.name()?;
+        let cluster_node = members.need("cluster", "the name of an Envoy cluster")?;
+        let cluster = cluster_node.text()?.to_owned();
+        if cluster.is_empty() || !cluster.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(cluster_node.refuse("must be visible ASCII characters"));
+        }
+        if pools.iter().any(|(pool, _)| pool.name == name) {
+            return Err(name_node.refuse("must differ from the model's other pools"));
+        }
+        let max_model_len = members
+            .need("max_model_len", "the window of the pool's replicas in tokens")?
+            .integer(1, u64::from(u32::MAX), "")?;
+        let threshold = members.get("threshold").map_or(Ok(max_model_len), |node| {
+            node.integer(1, max_model_len, " (the pool's max_model_len)")
+        })?;
+        let stream_usage = members.get("stream_usage").map_or(Ok(StreamUsage::Off), |node| {
+            node.word(&[
+                ("off", StreamUsage::Off),
+                ("add", StreamUsage::Add),
+                ("add_and_hide", StreamUsage::AddAndHide),
+            ])
+        })?;
+        pools.push((Pool { name, cluster, max_model_len, threshold, stream_usage }, node));
+    }
+    pools.sort_by_key(|(pool, _)| pool.max_model_len);
+    if let Some((pool, node)) = pools.last()
+        && pool.threshold != pool.max_model_len
+    {
+        return Err(node.refuse("must not have a threshold: the largest pool takes all the rest"));
+    }
+    for pair in pools.windows(2) {
+        if let [(small, _), (large, node)] = pair
+            && (small.max_model_len == large.max_model_len || small.threshold >= large.threshold)
+        {
+            return Err(node.refuse(format!(
+                "must have a larger max_model_len and a larger threshold than pool \"{}\" \
+                 (max_model_len {}, threshold {}), else it is never chosen",
+                small.name, small.max_model_len, small.threshold
+            )));
+        }
+    }
+    Ok(pools.into_iter().map(|(pool, _)| Arc::new(pool)).collect())
+}
