@@ -330,8 +330,10 @@ impl Gate {
         if !success {
             let Some(overflow) = answer.overflow else { return settlement };
             settlement.under_route = !estimated.is_largest(&ticket.pool) && !estimated.dry_run();
-            // Whichever prompt of several it was, the refusal does not tell.
-            if let (Some(input), 1) = (overflow.input, estimated.prompts) {
+            // Whichever prompt of several it was, the refusal does not tell. A
+            // bound says something only to an estimate below it.
+            let news = !overflow.at_least || overflow.input > Some(estimated.budget.input);
+            if let (Some(input), 1, true) = (overflow.input, estimated.prompts, news) {
                 self.learn(now, estimated, input, &mut settlement);
             }
             return settlement;

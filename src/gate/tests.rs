@@ -236,13 +236,19 @@ fn a_refusal_for_length_teaches_its_numbers() {
     let mut gate = gate();
     let body = || Body::Whole(chat(8000, Cap::Absent));
     assert!(!close(&mut gate, body(), &refused()).learned);
-    let overflow = Some(Overflow { input: Some(4000) });
+    let overflow = Some(Overflow { input: Some(4000), at_least: false });
     let first = close(&mut gate, body(), &Answer { overflow, ..refused() });
     assert!(first.learned && first.under_route);
     for _ in 0..20 {
         assert!(close(&mut gate, body(), &Answer { overflow, ..refused() }).learned);
     }
     assert!(input(&gate).abs_diff(4000) < 40, "{}", input(&gate));
+    // A bound below the estimate is no news.
+    let at_least = |input| Some(Overflow { input: Some(input), at_least: true });
+    let mut learned = |input| {
+        close(&mut gate, body(), &Answer { overflow: at_least(input), ..refused() }).learned
+    };
+    assert!(!learned(3000) && learned(5000));
 }
 
 #[test]
