@@ -4,12 +4,15 @@
 mod estimator;
 mod node;
 mod pools;
+mod settings;
 
-use crate::estimate::Settings as EstimatorSettings;
-use crate::request::{Api, Media};
-use node::{Members, Node, Unknown};
-use pools::{largest, models, pool_names};
+pub use pools::{Match, Model, Pool, StreamUsage};
+pub use settings::{Inspect, MediaTokens, OutputReserve, Settings, TenantClass};
+
+use node::{Node, Unknown};
+use pools::pool_names;
 use serde_json::Value;
+use settings::settings;
 use std::sync::Arc;
 
 /// The newest `version` of the document that this build knows.
@@ -88,134 +91,6 @@ pub enum UsageSource {
     Body,
 }
 
-/// What may differ from route to route.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
-    /// In the order of the document.
-    pub models: Vec<Model>,
-    /// Where requests go that are not estimated.
-    pub default_pool: Arc<Pool>,
-    /// Output tokens that an uncapped request is taken to need.
-    pub output_reserve: OutputReserve,
-    /// The class of the tenants on this route: output lengths are learned apart.
-    pub tenant_class: TenantClass,
-    /// Tokens that content which is no text is taken to need.
-    pub media_tokens: MediaTokens,
-    /// The wire format, if it is not to be told by the path.
-    pub api: Option<Api>,
-    /// What of a request is looked at.
-    pub inspect: Inspect,
-    /// A body is decided at so many bytes, read to its end or not.
-    pub inspect_bytes_max: u64,
-    /// Envoy's limit on a body that a filter holds; more is answered with 413.
-    pub buffer_bytes: u64,
-    /// How bytes per token are learned.
-    pub estimator: EstimatorSettings,
-    /// Decide and count, but leave the request's route alone.
-    pub dry_run: bool,
-}
-
-/// A model, or a family of them, and the pools that serve it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Model {
-    /// Which names it stands for.
-    pub matches: Match,
-    /// Smallest window first.
-    pub pools: Vec<Arc<Pool>>,
-}
-
-/// A pattern for model names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Match {
-    /// This name.
-    Exact(String),
-    /// Names that start so.
-    Prefix(String),
-    /// Every name, and requests without one.
-    Any,
-}
-
-/// A pool of like replicas.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
-    /// Its name in metrics and logs.
-    pub name: String,
-    /// Its Envoy cluster, the value of the pool header.
-    pub cluster: String,
-    /// The window of its replicas, in tokens (vLLM's `max_model_len`).
-    pub max_model_len: u64,
-    /// Requests up to so many tokens are for this pool.
-    pub threshold: u64,
-    /// What to do about streams that were not asked for their usage.
-    pub stream_usage: StreamUsage,
-}
-
-/// What to do about streams that were not asked for their usage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StreamUsage {
-    /// Nothing: they teach nothing.
-    #[default]
-    Off,
-    /// Ask, unless the client says no; the client sees the usage.
-    Add,
-    /// Ask, and take the extra event out of the client's view.
-    AddAndHide,
-}
-
-/// What a tenant was promised, as far as its requests are told apart here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum TenantClass {
-    /// A rate of its own.
-    Guaranteed,
-    /// A fair share of what is left.
-    #[default]
-    Elastic,
-    /// What nobody else wants.
-    Spot,
-}
-
-/// Tokens that one piece of content is taken to need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MediaTokens {
-    /// An image.
-    pub image: u64,
-    /// A piece of audio.
-    pub audio: u64,
-    /// A video.
-    pub video: u64,
-    /// A file, or content of a kind that is not known.
-    pub file: u64,
-}
-
-impl Default for MediaTokens {
-    /// An image of 1,024 × 1,024 is 765 tokens to GPT-4o, about 1,400 to
-    /// Claude, 1,280 to Qwen2.5-VL at its default limit of pixels.
-    fn default() -> Self {
-        Self { image: 1024, audio: 1024, video: 8192, file: 4096 }
-    }
-}
-
-/// Output tokens that an uncapped request is taken to need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutputReserve {
-    /// So many.
-    Tokens(u64),
-    /// The 95th percentile of what its model and class were seen to need.
-    Learned,
-    /// As many as the largest window leaves.
-    Longest,
-}
-
-/// What of a request is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inspect {
-    /// The body.
-    Body,
-    /// Only the headers: the length decides.
-    Headers,
-}
-
 #[derive(Clone, Debug)]
 struct Override {
     path_prefix: Option<String>,
@@ -224,26 +99,21 @@ struct Override {
     settings: Arc<Settings>,
 }
 
-const FIELDS: [&str; 18] = [
+/// Members of the document beside those of [`settings::FIELDS`].
+const FIELDS: [&str; 7] = [
     "version",
     "name",
-    "models",
-    "default_pool",
-    "estimator",
-    "output_reserve",
     "pool_header",
-    "inspect",
-    "inspect_bytes_max",
-    "buffer_bytes",
     "usage_headers",
     "usage_sources",
     "accept_encoding",
-    "tenant_class",
-    "media_tokens",
-    "api",
     "overrides",
-    "dry_run",
 ];
+
+/// Every member that a document may have.
+fn fields() -> impl Iterator<Item = &'static str> {
+    FIELDS.into_iter().chain(settings::FIELDS)
+}
 
 impl Config {
     /// Reads a document. On `version`s newer than [`VERSION`] an unknown field
@@ -257,7 +127,7 @@ impl Config {
         let unknown = Unknown { allowed, ..Unknown::default() };
         let root = Node::root(&value, &unknown).object()?;
         root.need("version", "the number 1")?.integer(1, u64::MAX, "")?;
-        root.only(&FIELDS)?;
+        root.only(&fields().collect::<Vec<_>>())?;
         let read = |key| root.get(key);
         let base = Arc::new(settings(&root, None)?);
         let mut overrides = Vec::new();
@@ -314,42 +184,6 @@ impl Config {
     }
 }
 
-impl MediaTokens {
-    /// The tokens of so much content; saturates.
-    pub fn of(&self, media: Media) -> u64 {
-        [
-            media.images.saturating_mul(self.image),
-            media.audio.saturating_mul(self.audio),
-            media.videos.saturating_mul(self.video),
-            media.files.saturating_mul(self.file),
-        ]
-        .iter()
-        .fold(0, |sum, tokens| sum.saturating_add(*tokens))
-    }
-}
-
-impl Settings {
-    /// Whether a request's model matters: some pools are for some names only.
-    pub fn names_models(&self) -> bool {
-        self.models.iter().any(|model| model.matches != Match::Any)
-    }
-
-    /// The model that a name falls to: the exact one, else the longest prefix,
-    /// else `*`.
-    pub fn model(&self, name: Option<&[u8]>) -> Option<&Model> {
-        let rank = |model: &&Model| match (&model.matches, name) {
-            (Match::Exact(exact), Some(name)) if exact.as_bytes() == name => Some(usize::MAX),
-            (Match::Prefix(prefix), Some(name)) if name.starts_with(prefix.as_bytes()) => {
-                Some(prefix.len())
-            }
-            (Match::Any, _) => Some(0),
-            _ => None,
-        };
-        let ranked = self.models.iter().filter_map(|model| Some((rank(&model)?, model)));
-        ranked.max_by_key(|(rank, _)| *rank).map(|(_, model)| model)
-    }
-}
-
 fn not_json(bytes: &[u8], error: &serde_json::Error) -> ConfigError {
     // In a Struct each key stands behind its tag (field 1, length-delimited: a
     // line feed, to a text reader) and its length.
@@ -357,7 +191,7 @@ fn not_json(bytes: &[u8], error: &serde_json::Error) -> ConfigError {
         let tagged = [&[0x0A, name.len() as u8], name.as_bytes()].concat();
         memchr::memmem::find(bytes, &tagged).is_some()
     };
-    let struct_like = bytes.first() == Some(&0x0A) && FIELDS.iter().any(|name| key(name));
+    let struct_like = bytes.first() == Some(&0x0A) && fields().any(key);
     let field = "configuration".to_owned();
     if struct_like {
         return ConfigError {
@@ -378,98 +212,6 @@ fn short_list<'a>(node: &Node<'a>) -> Result<Vec<Node<'a>>, ConfigError> {
         return Err(node.refuse(format!("must have at most {LIST_MAX} entries")));
     }
     Ok(list)
-}
-
-/// Reads settings; fields that are absent come from `base`.
-fn settings(members: &Members<'_>, base: Option<&Settings>) -> Result<Settings, ConfigError> {
-    let models = match (members.get("models"), base) {
-        (None, Some(base)) => base.models.clone(),
-        _ => models(&members.need("models", "a list of models and their pools")?)?,
-    };
-    let default_pool = match (members.get("default_pool"), base) {
-        (Some(node), _) => {
-            let name = node.text()?;
-            let found = models.iter().flat_map(|model| &model.pools).find(|pool| pool.name == name);
-            found.cloned().ok_or_else(|| {
-                let mut names: Vec<&str> =
-                    models.iter().flat_map(|m| &m.pools).map(|pool| pool.name.as_str()).collect();
-                names.dedup();
-                node.refuse(format!("must be one of the pools: {}", names.join(", ")))
-            })?
-        }
-        (None, Some(base)) if members.get("models").is_none() => base.default_pool.clone(),
-        _ => largest(&models).ok_or_else(|| {
-            let node = members.need("models", "a list");
-            node.map_or_else(|error| error, |node| node.refuse("must have at least one model"))
-        })?,
-    };
-    let or = |key| members.get(key);
-    let inspect = match or("inspect") {
-        Some(node) => node.word(&[("body", Inspect::Body), ("headers", Inspect::Headers)])?,
-        None => base.map_or(Inspect::Body, |base| base.inspect),
-    };
-    if inspect == Inspect::Headers && !models.iter().any(|model| model.matches == Match::Any) {
-        return Err(ConfigError {
-            field: members.path_of("inspect"),
-            value: "\"headers\"".to_owned(),
-            allowed: "needs a model that matches \"*\": the headers do not name one".to_owned(),
-        });
-    }
-    let bytes = |key, default, base: Option<u64>| match or(key) {
-        Some(node) => node.integer(1024, 1 << 30, ""),
-        None => Ok(base.unwrap_or(default)),
-    };
-    let buffer_bytes = bytes("buffer_bytes", 1 << 20, base.map(|base| base.buffer_bytes))?;
-    let inspect_bytes_max =
-        bytes("inspect_bytes_max", 512 << 10, base.map(|base| base.inspect_bytes_max))?;
-    if inspect_bytes_max > buffer_bytes {
-        let note = format!("must be at most buffer_bytes ({buffer_bytes})");
-        let field = members.path_of("inspect_bytes_max");
-        return Err(ConfigError { field, value: inspect_bytes_max.to_string(), allowed: note });
-    }
-    Ok(Settings {
-        default_pool,
-        output_reserve: match or("output_reserve") {
-            Some(node) => match node.value.as_str() {
-                Some("longest") => OutputReserve::Longest,
-                Some("learned") => OutputReserve::Learned,
-                _ => OutputReserve::Tokens(node.integer(
-                    1,
-                    u64::from(u32::MAX),
-                    ", or \"longest\" or \"learned\"",
-                )?),
-            },
-            None => base.map_or(OutputReserve::Tokens(1024), |base| base.output_reserve),
-        },
-        tenant_class: match or("tenant_class") {
-            Some(node) => node.word(&[
-                ("guaranteed", TenantClass::Guaranteed),
-                ("elastic", TenantClass::Elastic),
-                ("spot", TenantClass::Spot),
-            ])?,
-            None => base.map_or_else(TenantClass::default, |base| base.tenant_class),
-        },
-        media_tokens: match or("media_tokens") {
-            Some(node) => media_tokens(&node)?,
-            None => base.map_or_else(MediaTokens::default, |base| base.media_tokens),
-        },
-        api: match or("api") {
-            Some(node) => Some(node.word(&Api::WORDS)?),
-            None => base.and_then(|base| base.api),
-        },
-        inspect,
-        inspect_bytes_max,
-        buffer_bytes,
-        estimator: match or("estimator") {
-            Some(node) => estimator::estimator(&node)?,
-            None => base.map_or_else(EstimatorSettings::default, |base| base.estimator),
-        },
-        dry_run: match or("dry_run") {
-            Some(node) => node.flag()?,
-            None => base.is_some_and(|base| base.dry_run),
-        },
-        models,
-    })
 }
 
 fn usage_headers(node: &Node<'_>) -> Result<UsageHeaders, ConfigError> {
@@ -498,20 +240,6 @@ fn usage_sources(node: &Node<'_>) -> Result<Vec<UsageSource>, ConfigError> {
     Ok(sources)
 }
 
-fn media_tokens(node: &Node<'_>) -> Result<MediaTokens, ConfigError> {
-    let members = node.object()?;
-    members.only(&["image", "audio", "video", "file"])?;
-    let default = MediaTokens::default();
-    let tokens =
-        |key, default| members.get(key).map_or(Ok(default), |node| node.integer(0, 1 << 24, ""));
-    Ok(MediaTokens {
-        image: tokens("image", default.image)?,
-        audio: tokens("audio", default.audio)?,
-        video: tokens("video", default.video)?,
-        file: tokens("file", default.file)?,
-    })
-}
-
 fn override_of(node: &Node<'_>, base: &Settings) -> Result<Override, ConfigError> {
     let members = node.object()?;
     members.only(&["path_prefix", "host", "route_name", "set"])?;
@@ -527,18 +255,7 @@ fn override_of(node: &Node<'_>, base: &Settings) -> Result<Override, ConfigError
         return Err(node.refuse("must name a path_prefix, a host or a route_name"));
     }
     let set = members.need("set", "the settings that differ")?.object()?;
-    set.only(&[
-        "models",
-        "default_pool",
-        "output_reserve",
-        "tenant_class",
-        "media_tokens",
-        "api",
-        "inspect",
-        "inspect_bytes_max",
-        "buffer_bytes",
-        "dry_run",
-    ])?;
+    set.only(&settings::FIELDS)?;
     let settings = Arc::new(settings(&set, Some(base))?);
     Ok(Override { path_prefix, host, route_name, settings })
 }

@@ -1,9 +1,56 @@
 //! The models and their pools, from the document.
 
 use super::node::Node;
-use super::{ConfigError, Match, Model, Pool, StreamUsage, short_list};
+use super::{ConfigError, short_list};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// A model, or a family of them, and the pools that serve it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// Which names it stands for.
+    pub matches: Match,
+    /// Smallest window first.
+    pub pools: Vec<Arc<Pool>>,
+}
+
+/// A pattern for model names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Match {
+    /// This name.
+    Exact(String),
+    /// Names that start so.
+    Prefix(String),
+    /// Every name, and requests without one.
+    Any,
+}
+
+/// A pool of like replicas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name in metrics and logs.
+    pub name: String,
+    /// Its Envoy cluster, the value of the pool header.
+    pub cluster: String,
+    /// The window of its replicas, in tokens (vLLM's `max_model_len`).
+    pub max_model_len: u64,
+    /// Requests up to so many tokens are for this pool.
+    pub threshold: u64,
+    /// What to do about streams that were not asked for their usage.
+    pub stream_usage: StreamUsage,
+}
+
+/// What to do about streams that were not asked for their usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StreamUsage {
+    /// Nothing: they teach nothing.
+    #[default]
+    Off,
+    /// Ask, unless the client says no; the client sees the usage.
+    Add,
+    /// Ask, and take the extra event out of the client's view.
+    AddAndHide,
+}
 
 /// The pool with the largest window of the model for every name, else of all.
 pub(super) fn largest(models: &[Model]) -> Option<Arc<Pool>> {

@@ -1,4 +1,6 @@
 use super::*;
+use crate::estimate::Settings as EstimatorSettings;
+use crate::request::{Api, Media};
 
 const TWO_POOLS: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
     {"name": "long", "cluster": "l", "max_model_len": 65536},
@@ -33,6 +35,26 @@ fn defaults_are_as_documented() {
     assert_eq!((pools[0].name.as_str(), pools[0].threshold), ("short", 6000), "smallest first");
     assert_eq!(pools[1].threshold, 65536);
     assert_eq!(base.estimator, EstimatorSettings::default());
+    assert_eq!((base.api, base.tenant_class), (None, TenantClass::Elastic));
+    assert_eq!(config.usage_sources, [UsageSource::Headers, UsageSource::Body]);
+    assert!(!config.narrow_accept_encoding);
+    assert!(pools.iter().all(|pool| pool.stream_usage == StreamUsage::Off));
+}
+
+#[test]
+fn every_setting_can_be_set_for_a_route() {
+    let config = with(
+        r#""output_reserve": "learned", "media_tokens": {"image": 7}, "overrides": [
+            {"host": "h", "set": {"api": "messages", "tenant_class": "spot",
+             "media_tokens": {"audio": 5}, "estimator": {"margin": 2}}}]"#,
+    )
+    .unwrap();
+    let set = config.settings(b"", b"h", None);
+    assert_eq!((set.api, set.tenant_class), (Some(Api::Messages), TenantClass::Spot));
+    assert_eq!((set.output_reserve, set.estimator.margin), (OutputReserve::Learned, 2.0));
+    let media = Media { images: 2, audio: 3, videos: 0, files: 0 };
+    assert_eq!(set.media_tokens.of(media), 2 * 1024 + 3 * 5);
+    assert_eq!(config.base().media_tokens.of(media), 2 * 7 + 3 * 1024);
 }
 
 #[test]
@@ -59,7 +81,28 @@ fn errors_name_field_value_and_what_is_allowed() {
         (with(r#""default_pool": "mid""#), "default_pool: \"mid\": must be one of the pools: "),
         (
             with(r#""output_reserve": "short""#),
-            "must be an integer from 1 to 4294967295, or \"longest\"",
+            "must be an integer from 1 to 4294967295, or \"longest\" or \"learned\"",
+        ),
+        (with(r#""api": "grpc""#), "api: \"grpc\": must be \"chat\" or \"completions\" or"),
+        (with(r#""tenant_class": "gold""#), "must be \"guaranteed\" or \"elastic\" or \"spot\""),
+        (
+            with(r#""media_tokens": {"image": -1}"#),
+            "media_tokens.image: -1: must be an integer from 0 to 16777216",
+        ),
+        (with(r#""media_tokens": {"img": 1}"#), "did you mean \"image\"?"),
+        (with(r#""usage_sources": []"#), "usage_sources: []: must name at least one source"),
+        (
+            with(r#""usage_sources": ["body", "body"]"#),
+            "usage_sources[1]: \"body\": must be named once",
+        ),
+        (with(r#""accept_encoding": "gzip""#), "must be \"keep\" or \"narrow\""),
+        (
+            edited(r#""max_model_len": 65536"#, r#""max_model_len": 65536, "stream_usage": true"#),
+            "stream_usage: true: must be \"off\" or \"add\" or \"add_and_hide\"",
+        ),
+        (
+            with(r#""overrides": [{"host": "h", "set": {"usage_headers": {}}}]"#),
+            "overrides[0].set.usage_headers: (unknown): is not a known field",
         ),
         (
             with(r#""inspect_bytes_max": 2097152"#),
