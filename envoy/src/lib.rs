@@ -3,6 +3,7 @@
 
 #![allow(missing_docs)] // the SDK's entry macro exports functions without
 
+mod answer;
 mod host;
 mod metrics;
 mod stream;

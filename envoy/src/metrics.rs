@@ -19,7 +19,9 @@ pub(crate) struct Metrics {
     spill_unclear: Option<Counter>,
     learned: Option<Counter>,
     unreadable: Option<Counter>,
+    disagreed: Option<Counter>,
     estimate_error: Option<Histogram>,
+    cap_use: Option<Histogram>,
 }
 
 impl Metrics {
@@ -54,7 +56,9 @@ impl Metrics {
             spill_unclear: count("spill.unclear"),
             learned: count("learned"),
             unreadable: count("cap_unreadable"),
+            disagreed: count("usage_disagree"),
             estimate_error: histogram(&format!("tidegate.estimate_error{instance}")),
+            cap_use: histogram(&format!("tidegate.cap_use{instance}")),
         }
     }
 
@@ -76,14 +80,20 @@ impl Metrics {
         if let Some(missing) = settlement.missing {
             raise(self.missing.get(missing as usize).copied(), true);
         }
-        if let (Some(histogram), Some(error)) = (self.estimate_error, settlement.error_permille) {
-            histogram.record(error);
-        }
+        raise(self.disagreed, settlement.disagreed);
+        record(self.estimate_error, settlement.error_permille);
+        record(self.cap_use, settlement.cap_use_permille);
     }
 }
 
 fn raise(counter: Option<Counter>, happened: bool) {
     if let Some(counter) = counter.filter(|_| happened) {
         counter.raise();
+    }
+}
+
+fn record(histogram: Option<Histogram>, value: Option<u64>) {
+    if let (Some(histogram), Some(value)) = (histogram, value) {
+        histogram.record(value);
     }
 }

@@ -4,15 +4,15 @@
 //! the headers callback, at the end of the body, or at `inspect_bytes_max`.
 //! The answer is only watched: never paused, never changed.
 
+use crate::answer::{Told, Watched};
 use crate::host::{self, RequestHead};
 use crate::worker::Instance;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::sync::Arc;
 use tidegate::config::{Inspect, Pool, Settings};
-use tidegate::gate::{Answer, Body, Decision, Missing, Reason, Settlement, Ticket};
+use tidegate::gate::{Answer, Body, Decision, Reason, Settlement, Ticket, surely_largest};
 use tidegate::request::{self, Api};
-use tidegate::usage::{self, NoUsage, Overflow, OverflowScanner, Usage};
 
 /// The most that one read brings: Envoy's default `per_connection_buffer_limit_bytes`
 /// and what it may overshoot.
@@ -49,26 +49,6 @@ struct Held {
     /// Bytes of the body that were read.
     cursor: usize,
     content_length: Option<u64>,
-}
-
-/// What was seen of the answer.
-#[derive(Default)]
-struct Watched {
-    /// `None` until an answer comes from upstream.
-    status: Option<u16>,
-    body: AnswerBody,
-    from_headers: Option<Usage>,
-    complete: bool,
-}
-
-#[derive(Default)]
-enum AnswerBody {
-    /// Not looked at, and why.
-    Passed(Missing),
-    Usage(Box<usage::Scanner>),
-    Error(OverflowScanner),
-    #[default]
-    None,
 }
 
 impl Held {
@@ -118,53 +98,27 @@ impl Stream {
     /// Closes the request, once.
     fn close(&mut self) -> Option<Settlement> {
         let Open { ticket, pool, .. } = self.open.take()?;
-        let Instance { metrics, worker, .. } = self.instance.as_ref()?;
+        let Instance { config, metrics, worker } = self.instance.as_ref()?;
         let watched = core::mem::take(&mut self.answer);
-        let served_by = watched.status.and_then(|_| host::property(&SERVED_BY));
+        let (status, complete) = (watched.status, watched.complete);
+        let Told { usage, stopped_by_length, disagreed, overflow } =
+            watched.finish(&config.usage_sources);
+        let served_by = status.and_then(|_| host::property(&SERVED_BY));
         let elsewhere = served_by.as_ref().is_some_and(|name| *name != pool.name.as_bytes());
         let attempts = if elsewhere { host::property(&ATTEMPTS) } else { None };
         let answer = Answer {
-            status: watched.status,
-            overflow: watched.overflow(),
-            complete: watched.complete,
-            stopped_by_length: false,
-            disagreed: false,
+            status,
+            usage,
+            stopped_by_length,
+            disagreed,
+            overflow,
+            complete,
             served_by: served_by.as_deref(),
             retried: attempts.as_deref().and_then(little_endian).is_some_and(|count| count > 1),
-            usage: watched.usage(),
         };
         let settlement = worker.borrow_mut().gate.close(host::now(), ticket, &answer);
         metrics.closed(&settlement);
         Some(settlement)
-    }
-}
-
-impl Watched {
-    fn overflow(&self) -> Option<Overflow> {
-        match &self.body {
-            AnswerBody::Error(error) => error.overflow(),
-            _ => None,
-        }
-    }
-
-    /// What the headers state, and for the rest the body.
-    fn usage(self) -> Option<Result<Usage, Missing>> {
-        let body = match self.body {
-            AnswerBody::Usage(scanner) => Some(scanner.finish().usage.map_err(|none| match none {
-                _ if !self.complete => Missing::Aborted,
-                NoUsage::Absent => Missing::Absent,
-                NoUsage::Unreadable => Missing::Unreadable,
-            })),
-            AnswerBody::Passed(missing) => Some(Err(missing)),
-            AnswerBody::Error(_) | AnswerBody::None => None,
-        };
-        let Some(headers) = self.from_headers else { return body };
-        let body = body.and_then(Result::ok).unwrap_or_default();
-        Some(Ok(Usage {
-            input: headers.input.or(body.input),
-            output: headers.output.or(body.output),
-            ..body
-        }))
     }
 }
 
@@ -218,19 +172,17 @@ impl HttpContext for Stream {
         let end = size.min(limit);
         host::read_request_body(held.cursor, end, |bytes| held.scanner.feed(bytes));
         held.cursor = held.cursor.max(end);
+        let length = if end_of_stream { Some(size as u64) } else { held.content_length };
+        let early = surely_largest(&held.settings, &held.scanner);
         if end_of_stream && size <= limit {
             self.decide(held, whole)
-        } else if size >= limit {
-            let length = if end_of_stream { Some(size as u64) } else { held.content_length };
-            self.decide(held, |scanner| cut(scanner, length))
-        } else if held.may_hold(size as u64) {
+        } else if !early && size < limit && held.may_hold(size as u64) {
             self.request = Some(held);
             Action::Pause
-        } else if held.scanner.complete() {
+        } else if size <= limit && held.scanner.complete() {
             self.decide(held, whole)
         } else {
-            let length = held.content_length;
-            self.decide(held, |scanner| cut(scanner, length))
+            self.decide(held, |scanner| cut(scanner, length, early))
         }
     }
 
@@ -250,32 +202,14 @@ impl HttpContext for Stream {
             return Action::Continue;
         }
         let status = host::response_header(":status").as_deref().and_then(decimal).unwrap_or(0);
-        self.answer.status = u16::try_from(status).ok();
         self.answer.complete = end_of_stream;
-        let header = |name: &Option<String>| name.as_deref().and_then(host::response_header);
-        let (input, output) =
-            (header(&config.usage_headers.input), header(&config.usage_headers.output));
-        self.answer.from_headers = Usage::from_headers(input.as_deref(), output.as_deref());
-        self.answer.body = match status {
-            400 => AnswerBody::Error(OverflowScanner::default()),
-            200..300 => answer_body(open.api),
-            _ => AnswerBody::None,
-        };
+        self.answer.begin(config, open.api, status);
         Action::Continue
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        let answer = &mut self.answer;
-        answer.complete |= end_of_stream;
-        match &mut answer.body {
-            AnswerBody::Usage(scanner) => {
-                host::read_response_body(0, size, |bytes| scanner.feed(bytes));
-            }
-            AnswerBody::Error(scanner) => {
-                host::read_response_body(0, size, |bytes| scanner.feed(bytes));
-            }
-            AnswerBody::Passed(_) | AnswerBody::None => {}
-        }
+        self.answer.complete |= end_of_stream;
+        self.answer.read(size);
         Action::Continue
     }
 
@@ -312,25 +246,12 @@ fn whole(scanner: request::Scanner) -> Body {
 }
 
 /// A body that was read up to the limit. `length` is that of all of it, if known.
-fn cut(scanner: request::Scanner, length: Option<u64>) -> Body {
+fn cut(scanner: request::Scanner, length: Option<u64>, early: bool) -> Body {
     let unread = length.map(|length| length.saturating_sub(scanner.bytes()));
     match scanner.cut(unread.unwrap_or(0)) {
-        Ok(facts) => Body::Cut { facts, known_length: unread.is_some(), early: false },
+        Ok(facts) => Body::Cut { facts, known_length: unread.is_some(), early },
         Err(_) => Body::Unparsed,
     }
-}
-
-/// How to read a successful answer, by its headers.
-fn answer_body(api: Api) -> AnswerBody {
-    let encoding = host::response_header("content-encoding");
-    if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
-        return AnswerBody::Passed(Missing::Encoded);
-    }
-    host::response_header("content-type")
-        .and_then(|value| usage::Scanner::for_answer(api, &value))
-        .map_or(AnswerBody::Passed(Missing::ContentType), |scanner| {
-            AnswerBody::Usage(Box::new(scanner))
-        })
 }
 
 fn little_endian(bytes: &[u8]) -> Option<u64> {

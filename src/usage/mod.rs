@@ -5,9 +5,11 @@
 
 mod openai;
 mod overflow;
+mod sources;
 mod sse;
 
 pub use overflow::{Overflow, OverflowScanner};
+pub use sources::{Merged, merge};
 
 use crate::request::{Api, lax_integer};
 

@@ -267,8 +267,8 @@ fn odd_requests_are_served_and_do_no_harm() {
         (Request::post(CHAT, "{}"), "threshold"),
         (multipart, "not_inspected"),
         (Request::get("/v1/models"), "not_inspected"),
-        (Request::post("/v1/embeddings", "{}"), "not_inspected"),
-        (chat(600_000), "too_large"),
+        (Request::post("/v1/other", "{}"), "unknown_path"),
+        (chat(600_000), "early"),
         (chat(3000).with("transfer-encoding", "chunked"), "threshold"),
     ] {
         let what = format!("{} {} {}", request.method, request.path, request.body.len());

@@ -64,7 +64,6 @@ fn what_is_no_chat_request_is_never_held() {
         Request::new("GET", "/v1/models"),
         Request::new("GET", path),
         Request::new("CONNECT", path),
-        Request::json("/v1/embeddings", &b"{}"[..]),
         Request::json(path, &b"--x"[..]).header("content-type", multipart),
         Request::json(path, &b"{}"[..]).without("content-type"),
         Request::new("GET", path).header("upgrade", "websocket").header("connection", "upgrade"),
@@ -78,6 +77,9 @@ fn what_is_no_chat_request_is_never_held() {
         assert_eq!(outcome.request_headers.text(POOL), Some("long-cluster"));
     }
     assert_eq!(worker.count("reason.not_inspected"), count);
+    // JSON for a path that is not known is weighed.
+    let outcome = worker.run(Request::json("/v1/other", &b"{}"[..]), &Response::new(200));
+    assert_eq!(decided(&outcome), ("short", "unknown_path"));
 }
 
 #[test]
@@ -139,11 +141,36 @@ fn a_body_past_the_limit_is_decided_from_its_length() {
     assert_eq!(worker.count("learned"), 1);
 }
 
+/// 8,192 tokens of 16 bytes are the most that the short pool can hold.
+#[test]
+fn a_prompt_too_long_for_the_smaller_pool_is_not_held_to_its_end() {
+    let worker = Worker::new(&config_with(r#""buffer_bytes": 16777216"#));
+    let send = |bytes, end| {
+        worker.run(chat(bytes).chunks(Chunks::Every(16 << 10)).end(end), &used(bytes as u64 / 4, 1))
+    };
+    let held = |outcome: &Outcome| {
+        let held = outcome.trace.iter().filter(|step| step.action == Action::Pause);
+        held.map(|step| step.size).max().unwrap()
+    };
+    let long = send(10_000_000, End::EmptyPiece);
+    assert_eq!(decided(&long), ("long", "early"));
+    assert_eq!(held(&long), 8 * (16 << 10), "the piece after it was enough");
+    assert!(long.request_complete && long.request_body.len() > 10_000_000);
+    // Below that only the whole text tells, and one that is in hand is whole.
+    assert_eq!(decided(&send(130_000, End::EmptyPiece)), ("long", "largest"));
+    let whole = worker.run(chat(200_000), &used(50_000, 1));
+    assert_eq!(decided(&whole), ("long", "largest"));
+    let whole = worker.run(chat(200_000).end(End::EmptyPiece), &used(50_000, 1));
+    assert_eq!(decided(&whole), ("long", "largest"));
+    assert_eq!((worker.count("reason.early"), worker.count("learned")), (1, 3));
+}
+
 /// Envoy adds a read, a megabyte at the most, to what is held before it asks
 /// us, and answers 413 if that is too much.
 #[test]
 fn a_body_is_held_only_while_the_next_read_surely_fits() {
-    let worker = Worker::new(CONFIG);
+    // Nothing is decided early: the ratio may get that high.
+    let worker = Worker::new(&config_with(r#""estimator": {"ratio_max": 100}"#));
     let send = |bytes, length: bool, piece| {
         let request = chat(bytes).chunks(Chunks::Every(piece)).end(End::EmptyPiece);
         let request = if length { request } else { request.without("content-length") };
@@ -347,6 +374,15 @@ fn misroutes_are_counted() {
     let open_ended = chat_body(400).replace(r#","max_tokens":100"#, "").into_bytes();
     worker.run(Request::json("/v1/chat/completions", open_ended), &used(107, 8085));
     assert_eq!((worker.count("truncated"), worker.count("under_route")), (1, 3));
+}
+
+/// Clients that always ask for far more than they use are seen here.
+#[test]
+fn how_much_of_a_cap_is_used_is_recorded() {
+    let worker = Worker::new(CONFIG);
+    worker.run(chat(400), &used(107, 25));
+    worker.run(chat(400), &used(107, 100));
+    assert_eq!(worker.host.histogram("tidegate.cap_use").unwrap(), [250, 1000]);
 }
 
 #[test]

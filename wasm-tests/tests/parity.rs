@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use support::{Worker, config_with, size};
 use tidegate::config::{Config, Inspect, Settings};
-use tidegate::gate::{Answer, Body, Decision, Gate, Settlement};
+use tidegate::gate::{Answer, Body, Decision, Gate, Settlement, surely_largest};
 use tidegate::request::{Api, Scanner};
 use tidegate::time::Instant;
 use tidegate::usage::Usage;
@@ -47,19 +47,26 @@ fn shipped(outcome: &Outcome, error: Option<u64>) -> String {
     )
 }
 
-/// How the driver of the native core reads a body, as the filter does.
-fn read(api: Api, body: &[u8], settings: &Settings) -> Body {
+/// How the driver of the native core reads a body, as the filter does: in
+/// pieces, and no further than needed.
+fn read(api: Api, body: &[u8], piece: usize, settings: &Settings) -> Body {
     if settings.inspect == Inspect::Headers {
         return Body::Length(api, Some(body.len() as u64));
     }
     let mut scanner = Scanner::new(api, b"");
     let limit = body.len().min(settings.inspect_bytes_max as usize);
-    scanner.feed(&body[..limit]);
-    if limit == body.len() {
+    let (mut at, mut early) = (0, false);
+    while at < limit && !early {
+        let end = limit.min(at + piece);
+        scanner.feed(&body[at..end]);
+        at = end;
+        early = at < body.len() && surely_largest(settings, &scanner);
+    }
+    if at == body.len() {
         return Body::Whole(scanner.finish().unwrap());
     }
-    let facts = scanner.cut((body.len() - limit) as u64).unwrap();
-    Body::Cut { facts, known_length: true, early: false }
+    let facts = scanner.cut((body.len() - at) as u64).unwrap();
+    Body::Cut { facts, known_length: true, early }
 }
 
 /// The body as it is, or its text as the prompts of a text completion.
@@ -105,8 +112,8 @@ fn decide_alike(fields: &str) {
     for (index, request) in requests.into_iter().enumerate() {
         let (input, output) = (u64::from(request.input_tokens), u64::from(request.output_tokens));
         let (api, path, body) = dress(index, prepare(&library, &style, index, request).body);
-
-        let (ticket, decision) = gate.open(&settings, read(api, &body, &settings));
+        let piece = 1 + index * 37 % 20_000;
+        let (ticket, decision) = gate.open(&settings, read(api, &body, piece, &settings));
         let usage = Usage { input: Some(input), output: Some(output), ..Usage::default() };
         let ended = Answer {
             status: Some(200),
@@ -117,7 +124,7 @@ fn decide_alike(fields: &str) {
         let now = Instant::from_nanos(worker.host.monotonic());
         let settlement = gate.close(now, ticket, &ended);
 
-        let request = Request::json(path, body).chunks(Chunks::Every(1 + index * 37 % 20_000));
+        let request = Request::json(path, body).chunks(Chunks::Every(piece));
         let outcome = worker.run(request, &answer(index, input, output));
         let errors = worker.host.histogram("tidegate.estimate_error").unwrap();
         assert_eq!(
@@ -131,7 +138,7 @@ fn decide_alike(fields: &str) {
 
 #[test]
 fn whole_bodies_are_decided_alike() {
-    // Some bodies are long, and all are to be read whole.
+    // Some bodies are long, and all but those decided early are read whole.
     decide_alike(r#""inspect_bytes_max": 16777216, "buffer_bytes": 16777216"#);
 }
 

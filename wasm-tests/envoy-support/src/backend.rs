@@ -39,10 +39,10 @@ impl Answer {
     }
 
     /// A stream of server-sent events: each part goes out as one chunk.
-    pub fn stream(parts: &[&str]) -> Self {
+    pub fn stream(parts: &[impl AsRef<[u8]>]) -> Self {
         let head = "HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\n\
                     transfer-encoding: chunked\r\n";
-        let mut parts: Vec<Vec<u8>> = parts.iter().map(|part| chunk(part.as_bytes())).collect();
+        let mut parts: Vec<Vec<u8>> = parts.iter().map(|part| chunk(part.as_ref())).collect();
         parts.push(b"0\r\n\r\n".to_vec());
         Self { head: head.into(), parts, pause: Duration::ZERO, then: Then::Keep }
     }

@@ -1,0 +1,117 @@
+//! What is seen of one answer. Its bytes are read as they pass.
+
+use crate::host;
+use tidegate::config::{Config, UsageSource};
+use tidegate::gate::Missing;
+use tidegate::request::Api;
+use tidegate::usage::{self, Merged, NoUsage, Overflow, OverflowScanner, Usage};
+
+/// Where Envoy's AI Protocol Manager publishes what it read, at a clean end of
+/// the stream.
+const METADATA: [&str; 3] = ["metadata", "typed_filter_metadata", "envoy.ai.token_usage"];
+
+/// What was seen of the answer.
+#[derive(Default)]
+pub(crate) struct Watched {
+    /// `None` until an answer comes from upstream.
+    pub(crate) status: Option<u16>,
+    /// The answer ended.
+    pub(crate) complete: bool,
+    body: Body,
+    headers: Option<Usage>,
+}
+
+#[derive(Default)]
+enum Body {
+    /// Not looked at, and why.
+    Passed(Missing),
+    Usage(Box<usage::Scanner>),
+    Error(OverflowScanner),
+    #[default]
+    None,
+}
+
+/// What the answer told in the end.
+#[derive(Default)]
+pub(crate) struct Told {
+    pub(crate) usage: Option<Result<Usage, Missing>>,
+    pub(crate) stopped_by_length: bool,
+    pub(crate) disagreed: bool,
+    pub(crate) overflow: Option<Overflow>,
+}
+
+impl Watched {
+    /// Looks at the headers of an answer from upstream; in the callback for
+    /// response headers only.
+    pub(crate) fn begin(&mut self, config: &Config, api: Api, status: u64) {
+        self.status = u16::try_from(status).ok();
+        if config.usage_sources.contains(&UsageSource::Headers) {
+            let header = |name: &Option<String>| name.as_deref().and_then(host::response_header);
+            let names = &config.usage_headers;
+            let (input, output) = (header(&names.input), header(&names.output));
+            self.headers = Usage::from_headers(input.as_deref(), output.as_deref());
+        }
+        self.body = match status {
+            400 => Body::Error(OverflowScanner::default()),
+            200..300 => body(api),
+            _ => Body::None,
+        };
+    }
+
+    /// Reads what passes; in the callback for the response body only.
+    pub(crate) fn read(&mut self, size: usize) {
+        match &mut self.body {
+            Body::Usage(scanner) => {
+                host::read_response_body(0, size, |bytes| scanner.feed(bytes));
+            }
+            Body::Error(scanner) => {
+                host::read_response_body(0, size, |bytes| scanner.feed(bytes));
+            }
+            Body::Passed(_) | Body::None => {}
+        }
+    }
+
+    /// What all sources told; while the stream lives.
+    pub(crate) fn finish(self, sources: &[UsageSource]) -> Told {
+        let mut told = Told::default();
+        let absent = if self.complete { Missing::Absent } else { Missing::Aborted };
+        let body = match self.body {
+            Body::None => return told,
+            Body::Error(scanner) => {
+                told.overflow = scanner.overflow();
+                return told;
+            }
+            Body::Passed(missing) => Err(missing),
+            Body::Usage(scanner) => {
+                let body = scanner.finish();
+                told.stopped_by_length = body.stopped_by_length;
+                body.usage.map_err(|none| match none {
+                    NoUsage::Unreadable if self.complete => Missing::Unreadable,
+                    _ => absent,
+                })
+            }
+        };
+        let stated = sources.iter().filter_map(|source| match source {
+            UsageSource::Headers => self.headers,
+            UsageSource::Metadata => {
+                host::property(&METADATA).and_then(|bytes| Usage::from_token_usage(&bytes))
+            }
+            UsageSource::Body => body.ok(),
+        });
+        let Merged { usage, disagreed } = usage::merge(stated);
+        told.usage = Some(usage.ok_or(body.err().unwrap_or(absent)));
+        told.disagreed = disagreed;
+        told
+    }
+}
+
+/// How to read a successful answer, by its headers.
+fn body(api: Api) -> Body {
+    let encoding = host::response_header("content-encoding");
+    if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
+        return Body::Passed(Missing::Encoded);
+    }
+    host::response_header("content-type")
+        .and_then(|value| usage::Scanner::for_answer(api, &value))
+        .map_or(Body::Passed(Missing::ContentType), |scanner| Body::Usage(Box::new(scanner)))
+}

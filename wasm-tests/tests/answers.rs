@@ -1,0 +1,112 @@
+//! What the shipped filter does with answers, and for the sake of them, in a
+//! real Envoy.
+
+use serde_json::{Value, json};
+use tidegate_envoy_support::{
+    Answer, Backend, Builder, Connection, Envoy, Request, eventually, missing,
+};
+
+const CHAT: &str = "/v1/chat/completions";
+const CONFIG: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
+    {"name": "short", "cluster": "short", "max_model_len": 8192},
+    {"name": "long", "cluster": "long", "max_model_len": 131072}]}]}"#;
+
+fn config_with(fields: &str) -> String {
+    CONFIG.replacen(r#""version": 1"#, &format!(r#""version": 1, {fields}"#), 1)
+}
+
+fn builder(backend: &Backend) -> Builder {
+    Envoy::builder().backends([backend.port(); 2], [backend.port(); 2])
+}
+
+fn chat(fields: &Value) -> Request {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    Request::post(CHAT, body.to_string())
+}
+
+fn count(envoy: &Envoy, name: &str) -> u64 {
+    envoy.counter(&format!("wasmcustom.tidegate.{name}")).unwrap()
+}
+
+fn actual(line: &Value) -> (Option<&str>, Option<&str>) {
+    let field = |name| line.get(name).and_then(Value::as_str);
+    (field("actual_input"), field("actual_output"))
+}
+
+/// A prompt of 10 MB goes up while it still comes in.
+#[test]
+fn a_huge_prompt_is_decided_early_and_not_held() {
+    if missing() {
+        return;
+    }
+    let backend = Backend::start(|_| Answer::json(200, "{}")).unwrap();
+    let envoy = builder(&backend).start().unwrap();
+    let content = "the tide comes in and goes out. ".repeat(10_000_000 / 32);
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": content}]});
+    let bytes = Request::post(CHAT, body.to_string()).bytes();
+    let mut client = Connection::open(envoy.port()).unwrap();
+    // Envoy asks after each read; some are short.
+    client.write(&bytes[..200_000]).unwrap();
+    let sent = || envoy.counter("cluster.long.upstream_cx_tx_bytes_total").unwrap();
+    eventually("the upstream to see the start", || (sent() >= 130_000).then_some(())).unwrap();
+    assert_eq!(count(&envoy, "reason.early"), 1);
+    assert!(backend.requests().is_empty(), "the rest is still to come");
+    client.write(&bytes[200_000..]).unwrap();
+    let response = client.response().unwrap();
+    assert_eq!((response.status, response.header("x-tidegate-reason")), (200, Some("early")));
+    assert_eq!(backend.requests()[0].body, body.to_string().into_bytes());
+}
+
+const USED: &str = r#"{"choices":[],"usage":{"prompt_tokens":70,"completion_tokens":2,
+    "prompt_tokens_details":{"cached_tokens":5}}}"#;
+
+/// Envoy's own filter for AI traffic reads the answer too, before ours.
+fn with_protocol_manager(builder: Builder) -> Builder {
+    let manager = r#"- name: envoy.filters.http.ai_protocol_manager
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.ai_protocol_manager.v3.AiProtocolManager
+              response_handling:
+                token_usage:
+                  include_unconfigured_routes: true
+                  default_llm_protocol: OPENAI_CHAT_COMPLETIONS
+          - name: envoy.filters.http.router
+"#;
+    builder.replace("- name: envoy.filters.http.router\n", manager)
+}
+
+#[test]
+fn usage_comes_from_envoys_own_reader() {
+    if missing() {
+        return;
+    }
+    let backend = Backend::start(|request| match request.header("x-answer") {
+        Some("stream") => {
+            Answer::stream(&[format!("data: {}\n\ndata: [DONE]\n\n", USED.replace('\n', ""))])
+        }
+        Some("headers") => Answer::json(200, USED).with("x-in", "71"),
+        Some("broken") => {
+            Answer::stream(&[format!("data: {}\n\n", USED.replace('\n', ""))]).broken()
+        }
+        _ => Answer::json(200, USED),
+    })
+    .unwrap();
+    // Our own reader is not asked at all.
+    let config = config_with(
+        r#""usage_sources": ["metadata", "headers"], "usage_headers": {"input": "x-in"}"#,
+    );
+    let envoy = with_protocol_manager(builder(&backend).configuration(&config)).start().unwrap();
+    for answer in ["json", "stream", "headers"] {
+        let request = chat(&json!({"max_tokens": 9})).with("x-answer", answer);
+        assert_eq!(request.send(envoy.port()).unwrap().status, 200);
+    }
+    for line in envoy.access_log_of(3).unwrap() {
+        assert_eq!(actual(&line), (Some("70"), Some("2")));
+    }
+    assert_eq!(count(&envoy, "usage_disagree"), 1);
+    // What breaks off is not published.
+    let request = chat(&json!({"max_tokens": 9})).with("x-answer", "broken");
+    drop(request.send(envoy.port()));
+    assert_eq!(actual(&envoy.access_log_of(4).unwrap()[3]), (None, None));
+    assert_eq!(count(&envoy, "usage_missing.aborted"), 1);
+}
