@@ -122,6 +122,15 @@ pub struct Ticket {
     estimated: Option<Estimated>,
 }
 
+impl Ticket {
+    /// The driver asked for the usage of a stream that did not.
+    pub fn asked(&mut self) {
+        if let Some(estimated) = &mut self.estimated {
+            estimated.silent = false;
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Estimated {
     settings: Arc<Settings>,

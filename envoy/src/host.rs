@@ -50,6 +50,28 @@ impl RequestHead {
     }
 }
 
+/// The first `size` bytes of the request body; in `on_http_request_body` only.
+pub(crate) fn request_body(size: usize) -> Vec<u8> {
+    hostcalls::get_buffer(BufferType::HttpRequestBody, 0, size).ok().flatten().unwrap_or_default()
+}
+
+/// Puts `bytes` in the place of all `size` bytes of the request body; in
+/// `on_http_request_body` only. Envoy replaces a buffer as a whole or not at all.
+pub(crate) fn replace_request_body(size: usize, bytes: &[u8]) {
+    let _ = hostcalls::set_buffer(BufferType::HttpRequestBody, 0, size, bytes);
+}
+
+/// Puts `bytes` in the place of all `size` bytes of this piece of the answer's
+/// body; in `on_http_response_body` only.
+pub(crate) fn replace_response_body(size: usize, bytes: &[u8]) {
+    let _ = hostcalls::set_buffer(BufferType::HttpResponseBody, 0, size, bytes);
+}
+
+/// Removes a header of the answer; in `on_http_response_headers` only.
+pub(crate) fn remove_response_header(name: &str) {
+    let _ = hostcalls::remove_map_value(MapType::HttpResponseHeaders, name);
+}
+
 /// A header of the answer; in `on_http_response_headers` only.
 pub(crate) fn response_header(name: &str) -> Option<Vec<u8>> {
     header(MapType::HttpResponseHeaders, name)
@@ -121,8 +143,11 @@ impl Counter {
         hostcalls::define_metric(MetricType::Counter, name).ok().map(Self)
     }
 
-    pub(crate) fn raise(self) {
-        let _ = hostcalls::increment_metric(self.0, 1);
+    /// The host refuses to count nothing.
+    pub(crate) fn raise(self, count: u64) {
+        if let Ok(count @ 1..) = i64::try_from(count) {
+            let _ = hostcalls::increment_metric(self.0, count);
+        }
     }
 }
 

@@ -20,8 +20,32 @@ pub(crate) struct Metrics {
     learned: Option<Counter>,
     unreadable: Option<Counter>,
     disagreed: Option<Counter>,
+    pub(crate) stream_usage: StreamUsage,
     estimate_error: Option<Histogram>,
     cap_use: Option<Histogram>,
+}
+
+/// What was done about streams that were not asked for their usage.
+pub(crate) struct StreamUsage {
+    /// Requests that were made to ask.
+    added: Option<Counter>,
+    /// Requests that were left alone although their pool's setting says `add`.
+    skipped: Option<Counter>,
+    /// Events that the client did not see.
+    hidden: Option<Counter>,
+    /// Events, and encoded streams, in which the client may have seen it.
+    passed: Option<Counter>,
+}
+
+impl StreamUsage {
+    pub(crate) fn asked(&self, asked: bool) {
+        raise(if asked { self.added } else { self.skipped }, true);
+    }
+
+    pub(crate) fn ended(&self, hidden: u64, passed: u64) {
+        raise_by(self.hidden, hidden);
+        raise_by(self.passed, passed);
+    }
 }
 
 impl Metrics {
@@ -57,6 +81,12 @@ impl Metrics {
             learned: count("learned"),
             unreadable: count("cap_unreadable"),
             disagreed: count("usage_disagree"),
+            stream_usage: StreamUsage {
+                added: count("stream_usage.added"),
+                skipped: count("stream_usage.skipped"),
+                hidden: count("stream_usage.hidden"),
+                passed: count("stream_usage.passed"),
+            },
             estimate_error: histogram(&format!("tidegate.estimate_error{instance}")),
             cap_use: histogram(&format!("tidegate.cap_use{instance}")),
         }
@@ -87,8 +117,12 @@ impl Metrics {
 }
 
 fn raise(counter: Option<Counter>, happened: bool) {
-    if let Some(counter) = counter.filter(|_| happened) {
-        counter.raise();
+    raise_by(counter, u64::from(happened));
+}
+
+fn raise_by(counter: Option<Counter>, count: u64) {
+    if let Some(counter) = counter {
+        counter.raise(count);
     }
 }
 

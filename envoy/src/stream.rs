@@ -2,21 +2,24 @@
 //!
 //! The request is held from its headers until the decision, which is taken in
 //! the headers callback, at the end of the body, or at `inspect_bytes_max`.
-//! The answer is only watched: never paused, never changed.
+//! The answer is only watched, never paused.
 
-use crate::answer::{Told, Watched};
+use crate::answer::Watched;
 use crate::host::{self, RequestHead};
 use crate::worker::Instance;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::sync::Arc;
-use tidegate::config::{Inspect, Pool, Settings};
+use tidegate::config::{Inspect, Pool, Settings, StreamUsage};
 use tidegate::gate::{Answer, Body, Decision, Reason, Settlement, Ticket, surely_largest};
-use tidegate::request::{self, Api};
+use tidegate::request::{self, Api, Edit, RequestFacts};
 
 /// The most that one read brings: Envoy's default `per_connection_buffer_limit_bytes`
 /// and what it may overshoot.
 const READ_MAX: u64 = (1 << 20) + (64 << 10);
+/// The longest body that is changed: to change one byte the VM needs a copy of
+/// all of it, and VM memory never shrinks.
+const EDIT_MAX: usize = 1 << 20;
 /// Envoy says so of an answer that came from upstream, and something else of
 /// every local reply.
 const VIA_UPSTREAM: &[u8] = b"via_upstream";
@@ -38,6 +41,8 @@ struct Open {
     ticket: Ticket,
     pool: Arc<Pool>,
     api: Api,
+    /// The client is not to see the usage that was asked for.
+    hide: bool,
 }
 
 /// A request that waits for its decision.
@@ -74,18 +79,37 @@ impl Stream {
         Self { instance, request: None, open: None, answer: Watched::default() }
     }
 
-    /// Decides a held request and lets it go.
-    fn decide(&mut self, held: Held, body: impl FnOnce(request::Scanner) -> Body) -> Action {
-        self.open(&held.head, &held.settings, held.api, body(held.scanner));
+    /// Decides a held request and lets it go. `size` is that of the body if all
+    /// of it can be changed.
+    fn decide(
+        &mut self,
+        held: Held,
+        size: Option<usize>,
+        body: impl FnOnce(request::Scanner) -> Body,
+    ) -> Action {
+        let Held { head, settings, api, scanner, .. } = held;
+        let body = body(scanner);
+        let ask = Ask::of(&body);
+        let decision = self.open(&head, &settings, api, body);
+        if let (Some(ask), Some(decision)) = (ask, decision) {
+            self.ask(&ask, &head, &settings, &decision.pool, size);
+        }
         Action::Continue
     }
 
-    fn open(&mut self, head: &RequestHead, settings: &Arc<Settings>, api: Api, body: Body) {
-        let Some(Instance { config, metrics, worker }) = &self.instance else { return };
+    fn open(
+        &mut self,
+        head: &RequestHead,
+        settings: &Arc<Settings>,
+        api: Api,
+        body: Body,
+    ) -> Option<Decision> {
+        let Instance { config, metrics, worker } = self.instance.as_ref()?;
         let (ticket, decision) = worker.borrow().gate.open(settings, body);
         // Answers to what was not looked at are not looked at either.
         if decision.reason != Reason::NotInspected {
-            self.open = Some(Open { ticket, pool: Arc::clone(&decision.pool), api });
+            let pool = Arc::clone(&decision.pool);
+            self.open = Some(Open { ticket, pool, api, hide: false });
         }
         if !settings.dry_run {
             head.set(&config.pool_header, decision.pool.cluster.as_bytes());
@@ -93,6 +117,37 @@ impl Stream {
         }
         publish(&decision);
         metrics.opened(&decision);
+        Some(decision)
+    }
+
+    /// Makes a stream state its usage, if its pool's setting says so.
+    fn ask(
+        &mut self,
+        ask: &Ask,
+        head: &RequestHead,
+        settings: &Settings,
+        pool: &Pool,
+        size: Option<usize>,
+    ) {
+        let (Some(open), Some(Instance { metrics, .. })) = (&mut self.open, &self.instance) else {
+            return;
+        };
+        let hide = match pool.stream_usage {
+            StreamUsage::Add if !ask.refused => false,
+            StreamUsage::AddAndHide => true,
+            StreamUsage::Add | StreamUsage::Off => return,
+        };
+        if settings.dry_run {
+            return;
+        }
+        let room = usize::try_from(settings.buffer_bytes).unwrap_or(usize::MAX);
+        let fits = |size: &usize| *size <= EDIT_MAX && size + Edit::INSERT_MAX <= room;
+        let asked = size.filter(fits).is_some_and(|size| ask_in_body(head, size, hide));
+        metrics.stream_usage.asked(asked);
+        if asked {
+            open.ticket.asked();
+            open.hide = hide;
+        }
     }
 
     /// Closes the request, once.
@@ -101,17 +156,17 @@ impl Stream {
         let Instance { config, metrics, worker } = self.instance.as_ref()?;
         let watched = core::mem::take(&mut self.answer);
         let (status, complete) = (watched.status, watched.complete);
-        let Told { usage, stopped_by_length, disagreed, overflow } =
-            watched.finish(&config.usage_sources);
+        let told = watched.finish(&config.usage_sources);
+        metrics.stream_usage.ended(told.hidden, told.passed);
         let served_by = status.and_then(|_| host::property(&SERVED_BY));
         let elsewhere = served_by.as_ref().is_some_and(|name| *name != pool.name.as_bytes());
         let attempts = if elsewhere { host::property(&ATTEMPTS) } else { None };
         let answer = Answer {
             status,
-            usage,
-            stopped_by_length,
-            disagreed,
-            overflow,
+            usage: told.usage,
+            stopped_by_length: told.stopped_by_length,
+            disagreed: told.disagreed,
+            overflow: told.overflow,
             complete,
             served_by: served_by.as_deref(),
             retried: attempts.as_deref().and_then(little_endian).is_some_and(|count| count > 1),
@@ -175,20 +230,21 @@ impl HttpContext for Stream {
         let length = if end_of_stream { Some(size as u64) } else { held.content_length };
         let early = surely_largest(&held.settings, &held.scanner);
         if end_of_stream && size <= limit {
-            self.decide(held, whole)
+            self.decide(held, Some(size), whole)
         } else if !early && size < limit && held.may_hold(size as u64) {
             self.request = Some(held);
             Action::Pause
         } else if size <= limit && held.scanner.complete() {
-            self.decide(held, whole)
+            self.decide(held, Some(size), whole)
         } else {
-            self.decide(held, |scanner| cut(scanner, length, early))
+            self.decide(held, None, |scanner| cut(scanner, length, early))
         }
     }
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
         match self.request.take() {
-            Some(held) => self.decide(held, whole),
+            // The body is out of reach here.
+            Some(held) => self.decide(held, None, whole),
             None => Action::Continue,
         }
     }
@@ -203,13 +259,12 @@ impl HttpContext for Stream {
         }
         let status = host::response_header(":status").as_deref().and_then(decimal).unwrap_or(0);
         self.answer.complete = end_of_stream;
-        self.answer.begin(config, open.api, status);
+        self.answer.begin(config, open.api, status, open.hide);
         Action::Continue
     }
 
     fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        self.answer.complete |= end_of_stream;
-        self.answer.read(size);
+        self.answer.read(size, end_of_stream);
         Action::Continue
     }
 
@@ -224,6 +279,39 @@ impl HttpContext for Stream {
             publish_number("tidegate_actual_output", settlement.usage.output);
         }
     }
+}
+
+/// A stream that was not asked for its usage.
+struct Ask {
+    /// The client said that it does not want it.
+    refused: bool,
+}
+
+impl Ask {
+    fn of(body: &Body) -> Option<Self> {
+        let (Body::Whole(facts) | Body::Cut { facts, .. }) = body else { return None };
+        let RequestFacts { include_usage, .. } = facts;
+        facts.silent().then_some(Self { refused: *include_usage == Some(false) })
+    }
+}
+
+/// Changes a body of so many bytes, all of which Envoy holds, so that it asks
+/// for the usage; and its length, if the headers state that.
+fn ask_in_body(head: &RequestHead, size: usize, over_false: bool) -> bool {
+    let stated = head.get("content-length");
+    let length = stated.as_deref().and_then(decimal);
+    if stated.is_some() && length.is_none() {
+        return false;
+    }
+    let mut body = host::request_body(size);
+    let Some(edit) = Edit::asking(&body, over_false) else { return false };
+    edit.apply(&mut body);
+    host::replace_request_body(size, &body);
+    if let Some(length) = length {
+        let length = length.saturating_add(body.len() as u64).saturating_sub(size as u64);
+        head.set("content-length", length.to_string().as_bytes());
+    }
+    true
 }
 
 /// The format of a request that is looked at: a POST of JSON that does not

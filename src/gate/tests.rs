@@ -170,6 +170,9 @@ fn a_stream_that_was_not_asked_for_usage_is_told_apart() {
         close(gate, Body::Whole(facts.clone()), &answer).missing
     };
     assert_eq!(missing(&facts, &mut gate), Some(Missing::NotAsked));
+    let (mut ticket, _) = open(&gate, Body::Whole(facts.clone()));
+    ticket.asked();
+    assert_eq!(gate.close(Instant::default(), ticket, &answer).missing, Some(Missing::Absent));
     facts.include_usage = Some(true);
     assert_eq!(missing(&facts, &mut gate), Some(Missing::Absent));
 }

@@ -4,11 +4,13 @@
 //! would give: keys compare unescaped, the last duplicate wins at each level,
 //! and a value counts only at its own path.
 
+mod ask;
 mod number;
 mod openai;
 #[cfg(test)]
 mod tests;
 
+pub use ask::Edit;
 pub use number::lax_integer;
 
 use crate::estimate::{Class, Tally};

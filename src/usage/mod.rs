@@ -3,11 +3,13 @@
 //! A scanner reads the answer's bytes as they pass, cut anywhere, and keeps
 //! none of them. Absent, `null` and 0 are different things.
 
+mod hide;
 mod openai;
 mod overflow;
 mod sources;
 mod sse;
 
+pub use hide::Filter;
 pub use overflow::{Overflow, OverflowScanner};
 pub use sources::{Merged, merge};
 
