@@ -110,3 +110,82 @@ fn usage_comes_from_envoys_own_reader() {
     assert_eq!(actual(&envoy.access_log_of(4).unwrap()[3]), (None, None));
     assert_eq!(count(&envoy, "usage_missing.aborted"), 1);
 }
+
+const TOKEN: &str =
+    "data: {\"choices\":[{\"delta\":{\"content\":\"漢字\"}}],\"usage\":null}\r\n\r\n";
+const LAST: &str =
+    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":70,\"completion_tokens\":2}}\n\n";
+const DONE: &str = "data: [DONE]\n\n";
+
+/// A stream in packets of so many bytes, with its usage only if asked for it.
+fn stream(request: &Request, packet: usize) -> Answer {
+    let body: Value = serde_json::from_slice(&request.body).unwrap();
+    let asked = body["stream_options"]["include_usage"] == true;
+    let events = [TOKEN, ": ping\n\n", if asked { LAST } else { "" }, DONE].concat();
+    let parts: Vec<&[u8]> = events.as_bytes().chunks(packet).collect();
+    Answer::stream(&parts).pause(std::time::Duration::from_millis(1))
+}
+
+fn asking(mode: &str) -> String {
+    let window = r#""max_model_len": 8192"#;
+    CONFIG.replacen(window, &format!(r#"{window}, "stream_usage": "{mode}""#), 1)
+}
+
+#[test]
+fn a_stream_states_its_usage_and_the_client_does_not_see_it() {
+    if missing() {
+        return;
+    }
+    let backend = Backend::start(|request| {
+        stream(request, request.header("x-packet").map_or(1000, |packet| packet.parse().unwrap()))
+    })
+    .unwrap();
+    let envoy = builder(&backend).configuration(&asking("add_and_hide")).start().unwrap();
+    let front = Envoy::http2_front(envoy.port()).unwrap();
+    let seen = [TOKEN, ": ping\n\n", DONE].concat();
+    let mut sent = 0;
+    for port in [envoy.port(), front.port()] {
+        for packet in ["1", "7", "1000"] {
+            for framing in ["x-none", "transfer-encoding"] {
+                let request = chat(&json!({"stream": true, "user": "é"}));
+                let request = request.with(framing, "chunked").with("x-packet", packet);
+                let before: Value = serde_json::from_slice(&request.body).unwrap();
+                let response = request.send(port).unwrap();
+                assert_eq!((response.status, &*response.body), (200, seen.as_bytes()));
+                let mut went: Value =
+                    serde_json::from_slice(&backend.requests().pop().unwrap().body).unwrap();
+                let options = went.as_object_mut().unwrap().remove("stream_options");
+                assert_eq!((went, options), (before, Some(json!({"include_usage": true}))));
+                sent += 1;
+            }
+        }
+    }
+    for line in envoy.access_log_of(sent).unwrap() {
+        assert_eq!(actual(&line), (Some("70"), Some("2")));
+    }
+    let sent = sent as u64;
+    let counts = ["added", "skipped", "hidden", "passed"];
+    let counts = counts.map(|name| count(&envoy, &format!("stream_usage.{name}")));
+    assert_eq!(counts, [sent, 0, sent, 0]);
+}
+
+/// Envoy sends the changed body again to the next pool.
+#[test]
+fn a_second_attempt_asks_too() {
+    if missing() {
+        return;
+    }
+    let overflow = r#"{"error":{"message":"This model's maximum context length is 8192 tokens."}}"#;
+    let short = Backend::start(move |_| Answer::json(400, overflow)).unwrap();
+    let long = Backend::start(|request| stream(request, 1000)).unwrap();
+    let envoy = Envoy::builder()
+        .backends([short.port(); 2], [long.port(); 2])
+        .configuration(&asking("add_and_hide"))
+        .start()
+        .unwrap();
+    let response = chat(&json!({"stream": true})).send(envoy.port()).unwrap();
+    assert_eq!((response.status, response.header("x-envoy-attempt-count")), (200, Some("2")));
+    assert_eq!(response.body, [TOKEN, ": ping\n\n", DONE].concat().as_bytes());
+    assert_eq!(short.requests()[0].body, long.requests()[0].body);
+    assert_eq!(actual(&envoy.access_log_of(1).unwrap()[0]), (Some("70"), Some("2")));
+}
