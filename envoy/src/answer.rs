@@ -1,6 +1,7 @@
 //! What is seen of one answer. Its bytes are read as they pass, and pass as
 //! they are, but for one event that the client did not ask for.
 
+use crate::decode::{self, Decoder};
 use crate::host;
 use tidegate::config::{Config, UsageSource};
 use tidegate::gate::Missing;
@@ -30,7 +31,7 @@ pub(crate) struct Watched {
 enum Body {
     /// Not looked at, and why.
     Passed(Missing),
-    Usage(Box<usage::Scanner>),
+    Usage(Decoder),
     Error(OverflowScanner),
     #[default]
     None,
@@ -86,7 +87,7 @@ impl Watched {
         let mut out = Vec::new();
         host::read_response_body(0, size, |bytes| {
             match body {
-                Body::Usage(scanner) => scanner.feed(bytes),
+                Body::Usage(decoder) => decoder.feed(bytes),
                 Body::Error(scanner) => scanner.feed(bytes),
                 Body::Passed(_) | Body::None => {}
             }
@@ -121,15 +122,18 @@ impl Watched {
                 return told;
             }
             Body::Passed(missing) => Err(missing),
-            Body::Usage(scanner) => {
-                let body = scanner.finish();
+            Body::Usage(decoder) => decoder.finish().and_then(|body| {
                 told.stopped_by_length = body.stopped_by_length;
                 body.usage.map_err(|none| match none {
-                    NoUsage::Unreadable if self.complete => Missing::Unreadable,
-                    _ => absent,
+                    NoUsage::Unreadable => Missing::Unreadable,
+                    NoUsage::Absent => Missing::Absent,
                 })
-            }
+            }),
         };
+        let body = body.map_err(|missing| match missing {
+            Missing::Absent | Missing::Unreadable if !self.complete => Missing::Aborted,
+            missing => missing,
+        });
         let stated = sources.iter().filter_map(|source| match source {
             UsageSource::Headers => self.headers,
             UsageSource::Metadata => {
@@ -147,12 +151,13 @@ impl Watched {
 /// How to read a successful answer, by its headers.
 fn body(api: Api) -> Body {
     let encoding = host::response_header("content-encoding");
-    if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
-        return Body::Passed(Missing::Encoded);
+    let scanner = host::response_header("content-type")
+        .and_then(|value| usage::Scanner::for_answer(api, &value));
+    match (scanner, encoding) {
+        (Some(scanner), encoding) => Body::Usage(Decoder::new(encoding.as_deref(), scanner)),
+        (None, Some(encoding)) if !decode::reads(&encoding) => Body::Passed(Missing::Encoded),
+        (None, _) => Body::Passed(Missing::ContentType),
     }
-    host::response_header("content-type")
-        .and_then(|value| usage::Scanner::for_answer(api, &value))
-        .map_or(Body::Passed(Missing::ContentType), |scanner| Body::Usage(Box::new(scanner)))
 }
 
 fn is_stream(content_type: Vec<u8>) -> bool {

@@ -4,6 +4,7 @@
 #![allow(missing_docs)] // the SDK's entry macro exports functions without
 
 mod answer;
+mod decode;
 mod host;
 mod metrics;
 mod stream;

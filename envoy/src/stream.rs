@@ -5,6 +5,7 @@
 //! The answer is only watched, never paused.
 
 use crate::answer::Watched;
+use crate::decode;
 use crate::host::{self, RequestHead};
 use crate::worker::Instance;
 use proxy_wasm::traits::{Context, HttpContext};
@@ -205,6 +206,12 @@ impl HttpContext for Stream {
             self.open(&head, &settings, Api::Unknown, Body::NotInspected);
             return Action::Continue;
         };
+        if config.narrow_accept_encoding && !settings.dry_run {
+            let accepted = head.get("accept-encoding");
+            if let Some(narrower) = accepted.as_deref().and_then(decode::narrow) {
+                head.set("accept-encoding", &narrower);
+            }
+        }
         let content_length = head.get("content-length").as_deref().and_then(decimal);
         if settings.inspect == Inspect::Headers {
             let length = if end_of_stream { Some(0) } else { content_length };

@@ -1,6 +1,10 @@
 //! What the shipped filter does with answers, and for the sake of them, in a
 //! real Envoy.
 
+#[path = "support/compress.rs"]
+mod compress;
+
+use compress::{brotli, gzip, zlib};
 use serde_json::{Value, json};
 use tidegate_envoy_support::{
     Answer, Backend, Builder, Connection, Envoy, Request, eventually, missing,
@@ -188,4 +192,60 @@ fn a_second_attempt_asks_too() {
     assert_eq!(response.body, [TOKEN, ": ping\n\n", DONE].concat().as_bytes());
     assert_eq!(short.requests()[0].body, long.requests()[0].body);
     assert_eq!(actual(&envoy.access_log_of(1).unwrap()[0]), (Some("70"), Some("2")));
+}
+
+/// Packets of one byte, of a few, and all at once.
+#[test]
+fn compressed_answers_are_read_and_never_changed() {
+    if missing() {
+        return;
+    }
+    let events = [TOKEN, LAST, DONE].concat();
+    let pieces: Vec<&[u8]> = [TOKEN, LAST, DONE].map(str::as_bytes).to_vec();
+    // As servers send it, and 65 MiB of blanks.
+    let bodies = [
+        ("gzip", gzip(events.as_bytes())),
+        ("br", brotli(&pieces, 22)),
+        ("deflate", zlib(events.as_bytes())),
+        ("gzip", gzip(&vec![b' '; 65 << 20])),
+        ("br", brotli(&[&vec![b'\n'; 65 << 20]], 22)),
+    ];
+    let sent = bodies.clone();
+    let backend = Backend::start(move |request| {
+        let number = |name| request.header(name).unwrap().parse::<usize>().unwrap();
+        let (encoding, body) = &sent[number("x-body")];
+        let parts: Vec<&[u8]> = body.chunks(number("x-packet")).collect();
+        let pause = std::time::Duration::from_millis(u64::from(body.len() < 1000));
+        Answer::stream(&parts).with("content-encoding", encoding).pause(pause)
+    })
+    .unwrap();
+    let narrow = config_with(r#""accept_encoding": "narrow""#);
+    let envoy = builder(&backend).configuration(&narrow).start().unwrap();
+    let mut lines = 0;
+    for (index, (encoding, body)) in bodies.iter().enumerate() {
+        for packet in ["1", "7", "100000"] {
+            let huge = index > 2;
+            if huge && packet != "100000" {
+                continue;
+            }
+            let request = chat(&json!({"stream": true}))
+                .with("accept-encoding", "gzip, zstd, br;q=0.5, deflate")
+                .with("x-body", &index.to_string())
+                .with("x-packet", packet);
+            let response = request.send(envoy.port()).unwrap();
+            assert_eq!(
+                (response.status, response.header("content-encoding")),
+                (200, Some(*encoding))
+            );
+            assert_eq!(&response.body, body, "{encoding}, {packet}");
+            let accepted = backend.requests().pop().unwrap();
+            assert_eq!(accepted.header("accept-encoding"), Some("gzip, br;q=0.5, deflate"));
+            lines += 1;
+            let line = envoy.access_log_of(lines).unwrap().pop().unwrap();
+            let expected = if huge { (None, None) } else { (Some("70"), Some("2")) };
+            assert_eq!(actual(&line), expected, "{encoding}, {packet}");
+        }
+    }
+    assert_eq!(count(&envoy, "usage_missing.encoded_large"), 2);
+    assert!(!envoy.log().contains("unreachable"), "a VM trapped: {}", envoy.log());
 }

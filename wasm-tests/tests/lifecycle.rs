@@ -307,13 +307,13 @@ fn usage_may_come_in_headers() {
 #[test]
 fn answers_without_usage_are_counted_by_cause() {
     let worker = Worker::new(CONFIG);
-    let gzip = used(100, 1).header("content-encoding", "gzip");
+    let zstd = used(100, 1).header("content-encoding", "zstd");
     let stream = || Response::events(&b"data: {\"choices\":[]}\n\ndata: [DONE]\n\n"[..]);
     let streaming = || {
         let body = chat_body(400).replace("\"max_tokens\"", "\"stream\":true,\"max_tokens\"");
         Request::json("/v1/chat/completions", body.into_bytes())
     };
-    worker.run(chat(400), &gzip);
+    worker.run(chat(400), &zstd);
     worker.run(chat(400), &Response::json(200, &b"{}"[..]));
     worker.run(chat(400), &Response::json(200, &b"{"[..]));
     worker.run(chat(400), &Response::new(200).header("content-type", "text/html").body(&b"x"[..]));
