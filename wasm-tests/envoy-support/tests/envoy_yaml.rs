@@ -376,26 +376,40 @@ fn a_bad_request_costs_one_more_attempt_at_most() -> Outcome {
     Ok(())
 }
 
-/// Envoy allows 3 retries at a time unless told otherwise.
-#[test]
-fn many_overflow_at_the_same_time() -> Outcome {
-    if missing() {
-        return Ok(());
-    }
+/// Envoy allows 3 retries at a time unless told otherwise. The long pool is
+/// slow, so that all second attempts are there at once.
+fn overflow_at_the_same_time(clients: usize, retries: &str) -> Result<usize, String> {
     let start = |pool: &'static str| {
         Backend::start(move |_| match pool {
             "short" => Answer::json(400, "context length"),
-            _ => Answer::json(200, pool).pause(Duration::from_millis(200)),
+            _ => Answer::json(200, pool).pause(Duration::from_millis(1000)),
         })
     };
     let (short, long) = (start("short")?, start("long")?);
-    let envoy = Envoy::builder().backends([short.port(); 2], [long.port(); 2]).start()?;
+    let envoy = Envoy::builder()
+        .backends([short.port(); 2], [long.port(); 2])
+        .replace("max_retries: 256 ", &format!("max_retries: {retries} "))
+        .start()?;
     let port = envoy.port();
-    let clients: Vec<_> = (0..20).map(|_| thread::spawn(move || chat(10).send(port))).collect();
+    let clients: Vec<_> =
+        (0..clients).map(|_| thread::spawn(move || chat(10).send(port))).collect();
+    let mut answered = 0;
     for client in clients {
         let answer = client.join().map_err(|_| "a client panicked")??;
-        assert_eq!(answer.status, 200);
+        assert!([200, 400].contains(&answer.status));
+        answered += usize::from(answer.status == 200);
     }
+    assert_eq!(envoy.counter("cluster.short.upstream_rq_retry")?, answered as u64);
+    Ok(answered)
+}
+
+#[test]
+fn a_storm_of_overflows_reaches_the_long_pool_up_to_a_limit() -> Outcome {
+    if missing() {
+        return Ok(());
+    }
+    assert_eq!(overflow_at_the_same_time(20, "256")?, 20);
+    assert_eq!(overflow_at_the_same_time(30, "10")?, 10, "the others get the 400");
     Ok(())
 }
 
