@@ -382,7 +382,7 @@ fn overflow_at_the_same_time(clients: usize, retries: &str) -> Result<usize, Str
     let start = |pool: &'static str| {
         Backend::start(move |_| match pool {
             "short" => Answer::json(400, "context length"),
-            _ => Answer::json(200, pool).pause(Duration::from_millis(1000)),
+            _ => Answer::json(200, pool).pause(Duration::from_secs(1)),
         })
     };
     let (short, long) = (start("short")?, start("long")?);
