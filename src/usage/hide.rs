@@ -43,7 +43,6 @@ pub struct Filter {
 /// What is known of the event.
 #[derive(Clone, Debug, Default)]
 struct Lines {
-    has_data: bool,
     json: json::Scanner,
     reader: Reader,
     /// It passes, whatever comes.
@@ -112,7 +111,9 @@ impl Filter {
                     self.pass_or_hold(&[byte], out);
                     self.state = match (byte, NAME.get(seen)) {
                         (b':', None) => {
-                            self.event.begin_data();
+                            // Lines of one event join with a newline; to JSON
+                            // one more of them, in front, is nothing.
+                            self.event.json.feed(b"\n", &mut self.event.reader);
                             State::Data
                         }
                         (_, Some(&expected)) if byte == expected => State::Name(seen + 1),
@@ -178,11 +179,8 @@ impl Filter {
     fn end_line(&mut self, end: u8, out: &mut Vec<u8>) {
         self.pass_or_hold(&[end], out);
         self.after_cr = end == b'\r';
-        match self.state {
-            State::Name(0) => self.end_event(out),
-            // A line `data` without a colon is an empty data line.
-            State::Name(seen) if seen == NAME.len() => self.event.begin_data(),
-            _ => {}
+        if self.state == State::Name(0) {
+            self.end_event(out);
         }
         self.state = State::Name(0);
     }
@@ -201,18 +199,8 @@ impl Filter {
 }
 
 impl Lines {
-    fn begin_data(&mut self) {
-        if self.has_data {
-            self.json.feed(b"\n", &mut self.reader);
-        }
-        self.has_data = true;
-    }
-
     fn states_usage(mut self) -> bool {
-        !self.passes
-            && self.has_data
-            && self.json.finish(&mut self.reader).is_ok()
-            && self.reader.states_usage()
+        !self.passes && self.json.finish(&mut self.reader).is_ok() && self.reader.states_usage()
     }
 }
 
@@ -320,6 +308,8 @@ mod tests {
             r#"{"choices":[],"usage":{},"error":{}}"#,
             r#"{"choices":[],"usage":{}"#,
             r#"{"choices":[],"usage":{}}x"#,
+            // A number that two lines would make one, did they join with nothing.
+            "{\"choices\":[],\"usage\":{\"n\":1\ndata: 2}}",
             "",
         ];
         for json in unlike {

@@ -162,6 +162,18 @@ fn the_usage_that_was_added_is_hidden_and_nothing_else() {
     }
 }
 
+/// Eleven bytes of each event wait for the next piece, which is as long as what
+/// passes then: not the same bytes.
+#[test]
+fn a_piece_that_is_as_long_as_what_passes_is_replaced_too() {
+    let worker = Worker::new(&config("add_and_hide"));
+    let tokens = TOKEN.replace("漢", "1") + &TOKEN.replace("漢", "2") + DONE;
+    let sizes = vec![11, TOKEN.len() - 2, 20];
+    let response = Response::events(tokens.clone().into_bytes()).chunks(Chunks::Sizes(sizes));
+    let outcome = worker.run(chat(""), &response);
+    assert_eq!(String::from_utf8(outcome.response_body).unwrap(), tokens);
+}
+
 #[test]
 fn what_waits_when_the_stream_ends_is_passed() {
     let worker = Worker::new(&config("add_and_hide"));
