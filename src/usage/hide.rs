@@ -309,7 +309,7 @@ mod tests {
             r#"{"choices":[],"usage":{}"#,
             r#"{"choices":[],"usage":{}}x"#,
             // A number that two lines would make one, did they join with nothing.
-            "{\"choices\":[],\"usage\":{\"n\":1\ndata: 2}}",
+            "{\"choices\":[],\"usage\":{\"n\":1\ndata:2}}",
             "",
         ];
         for json in unlike {
