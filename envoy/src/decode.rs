@@ -17,7 +17,8 @@ const DEFLATE_MEMORY: usize = 128 << 10;
 /// The largest window of Brotli, in bits (RFC 7932 allows 24, large windows 30).
 /// Encoders use 22 unless told otherwise.
 const BROTLI_WINDOW_BITS: u32 = 23;
-/// What a decoder for Brotli takes beside its window.
+/// What a decoder for Brotli takes beside its window; a hostile stream can make
+/// it 4 MiB, by the number of its tables.
 const BROTLI_MEMORY: usize = 256 << 10;
 /// Decoded bytes that are handed on at a time.
 const BUFFER: usize = 16 << 10;
@@ -123,16 +124,17 @@ impl Decoder {
         }
     }
 
-    /// What the answer told, to its end or to where it broke off.
-    pub(crate) fn finish(self) -> Result<usage::Told, Missing> {
-        let sink = match self.kind {
+    /// What the answer told, to its end or to where it broke off. Checksums are
+    /// not asked for: a stream without its end has still said what it said.
+    pub(crate) fn finish(mut self) -> Result<usage::Told, Missing> {
+        let sink = match &mut self.kind {
             Kind::Identity(sink) | Kind::BrotliStart(sink) => sink,
-            Kind::Gzip(decoder) => decoder.finish().map_err(|_| Missing::Unreadable)?,
-            Kind::Deflate(decoder) => decoder.finish().map_err(|_| Missing::Unreadable)?,
-            Kind::Brotli(decoder) => decoder.into_inner().unwrap_or_else(|sink| sink),
-            Kind::Failed(missing) => return Err(missing),
+            Kind::Gzip(decoder) => decoder.get_mut(),
+            Kind::Deflate(decoder) => decoder.get_mut(),
+            Kind::Brotli(decoder) => decoder.get_mut(),
+            Kind::Failed(missing) => return Err(*missing),
         };
-        Ok(sink.scanner.finish())
+        Ok((*sink.scanner).clone().finish())
     }
 }
 

@@ -51,6 +51,22 @@ fn encodings_are_read_whatever_the_pieces() {
     assert_eq!(worker.count("learned"), 7 * 4 + 2);
 }
 
+/// A server that never ends its gzip or Brotli stream has said all the same.
+#[test]
+fn a_stream_that_lacks_its_end_is_read() {
+    let worker = Worker::new(CONFIG);
+    let events = stream();
+    for (encoding, mut body, trailer) in [
+        ("gzip", gzip(&events), 8),
+        ("deflate", zlib(&events), 4),
+        ("br", brotli(&[&events], 22), 1),
+    ] {
+        body.truncate(body.len() - trailer);
+        let response = Response::events(body).header("content-encoding", encoding);
+        assert!(read(&worker.run(chat(400), &response.chunks(Chunks::Every(100)))), "{encoding}");
+    }
+}
+
 #[test]
 fn what_cannot_be_read_is_counted_by_cause() {
     let worker = Worker::new(CONFIG);
