@@ -1,12 +1,12 @@
 //! What is seen of one answer. Its bytes are read as they pass, and pass as
 //! they are, but for one event that the client did not ask for.
 
-use crate::decode::{self, Decoder};
+use crate::decode::{Decoder, Reader};
 use crate::host;
 use tidegate::config::{Config, UsageSource};
 use tidegate::gate::Missing;
 use tidegate::request::Api;
-use tidegate::usage::{self, Filter, Merged, NoUsage, Overflow, OverflowScanner, Usage};
+use tidegate::usage::{self, Filter, Merged, NoUsage, Overflow, OverflowScanner, Scanner, Usage};
 
 /// Where Envoy's AI Protocol Manager publishes what it read, at a clean end of
 /// the stream.
@@ -31,8 +31,7 @@ pub(crate) struct Watched {
 enum Body {
     /// Not looked at, and why.
     Passed(Missing),
-    Usage(Decoder),
-    Error(OverflowScanner),
+    Read(Decoder),
     #[default]
     None,
 }
@@ -61,13 +60,22 @@ impl Watched {
             let (input, output) = (header(&names.input), header(&names.output));
             self.headers = Usage::from_headers(input.as_deref(), output.as_deref());
         }
-        self.body = match status {
-            400 => Body::Error(OverflowScanner::default()),
-            200..300 => body(api),
-            _ => Body::None,
+        if !matches!(status, 400 | 200..300) {
+            return;
+        }
+        let encoding = host::response_header("content-encoding");
+        let encoding = encoding.as_deref().filter(|name| !name.eq_ignore_ascii_case(b"identity"));
+        let media = host::response_header("content-type").unwrap_or_default();
+        let reader = match status {
+            400 => Some(Reader::Refusal(OverflowScanner::default())),
+            _ => Scanner::for_answer(api, &media).map(|scanner| Reader::Usage(Box::new(scanner))),
         };
-        if hide && status == 200 && host::response_header("content-type").is_some_and(is_stream) {
-            if host::response_header("content-encoding").is_some() {
+        self.body = match reader {
+            Some(reader) => Body::Read(Decoder::new(encoding, reader)),
+            None => Body::Passed(Missing::ContentType),
+        };
+        if hide && status == 200 && is_stream(&media) {
+            if encoding.is_some() {
                 self.shown = true;
             } else {
                 host::remove_response_header("content-length");
@@ -80,16 +88,14 @@ impl Watched {
     pub(crate) fn read(&mut self, size: usize, end_of_stream: bool) {
         self.complete |= end_of_stream;
         let Self { body, hide, .. } = self;
-        if matches!(body, Body::Passed(_) | Body::None) && hide.is_none() {
+        if !matches!(body, Body::Read(_)) && hide.is_none() {
             return;
         }
         let waited = hide.as_ref().is_some_and(|filter| filter.waiting() > 0);
         let mut out = Vec::new();
         host::read_response_body(0, size, |bytes| {
-            match body {
-                Body::Usage(decoder) => decoder.feed(bytes),
-                Body::Error(scanner) => scanner.feed(bytes),
-                Body::Passed(_) | Body::None => {}
+            if let Body::Read(decoder) = body {
+                decoder.feed(bytes);
             }
             if let Some(filter) = hide {
                 filter.feed(bytes, &mut out);
@@ -117,18 +123,22 @@ impl Watched {
         let absent = if self.complete { Missing::Absent } else { Missing::Aborted };
         let body = match self.body {
             Body::None => return told,
-            Body::Error(scanner) => {
-                told.overflow = scanner.overflow();
-                return told;
-            }
             Body::Passed(missing) => Err(missing),
-            Body::Usage(decoder) => decoder.finish().and_then(|body| {
-                told.stopped_by_length = body.stopped_by_length;
-                body.usage.map_err(|none| match none {
-                    NoUsage::Unreadable => Missing::Unreadable,
-                    NoUsage::Absent => Missing::Absent,
-                })
-            }),
+            Body::Read(decoder) => match decoder.finish() {
+                Err(missing) => Err(missing),
+                Ok(Reader::Refusal(scanner)) => {
+                    told.overflow = scanner.overflow();
+                    return told;
+                }
+                Ok(Reader::Usage(scanner)) => {
+                    let body = scanner.finish();
+                    told.stopped_by_length = body.stopped_by_length;
+                    body.usage.map_err(|none| match none {
+                        NoUsage::Unreadable => Missing::Unreadable,
+                        NoUsage::Absent => Missing::Absent,
+                    })
+                }
+            },
         };
         let body = body.map_err(|missing| match missing {
             Missing::Absent | Missing::Unreadable if !self.complete => Missing::Aborted,
@@ -148,19 +158,7 @@ impl Watched {
     }
 }
 
-/// How to read a successful answer, by its headers.
-fn body(api: Api) -> Body {
-    let encoding = host::response_header("content-encoding");
-    let scanner = host::response_header("content-type")
-        .and_then(|value| usage::Scanner::for_answer(api, &value));
-    match (scanner, encoding) {
-        (Some(scanner), encoding) => Body::Usage(Decoder::new(encoding.as_deref(), scanner)),
-        (None, Some(encoding)) if !decode::reads(&encoding) => Body::Passed(Missing::Encoded),
-        (None, _) => Body::Passed(Missing::ContentType),
-    }
-}
-
-fn is_stream(content_type: Vec<u8>) -> bool {
+fn is_stream(content_type: &[u8]) -> bool {
     let media = content_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     media.eq_ignore_ascii_case(b"text/event-stream")
 }

@@ -5,7 +5,7 @@ use flate2::write::{MultiGzDecoder, ZlibDecoder};
 use std::cell::Cell;
 use std::io::{self, Write};
 use tidegate::gate::Missing;
-use tidegate::usage;
+use tidegate::usage::{OverflowScanner, Scanner};
 
 /// Bytes that one answer may become. A few of them may become a thousand times
 /// as many.
@@ -27,6 +27,23 @@ thread_local! {
     static MEMORY: Cell<usize> = const { Cell::new(0) };
 }
 
+/// What the bytes of an answer are read for.
+#[derive(Clone)]
+pub(crate) enum Reader {
+    Usage(Box<Scanner>),
+    /// Whether it refuses the request for its length.
+    Refusal(OverflowScanner),
+}
+
+impl Reader {
+    fn feed(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Usage(scanner) => scanner.feed(bytes),
+            Self::Refusal(scanner) => scanner.feed(bytes),
+        }
+    }
+}
+
 /// Reads an answer in some encoding.
 pub(crate) struct Decoder {
     kind: Kind,
@@ -45,8 +62,8 @@ enum Kind {
     Failed(Missing),
 }
 
-/// The encodings that are read, as servers name them.
-pub(crate) fn reads(encoding: &[u8]) -> bool {
+/// The encodings that are read, as clients name them.
+fn reads(encoding: &[u8]) -> bool {
     [&b"gzip"[..], b"x-gzip", b"deflate", b"br", b"identity"]
         .iter()
         .any(|known| encoding.eq_ignore_ascii_case(known))
@@ -69,12 +86,12 @@ pub(crate) fn narrow(accepted: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl Decoder {
-    /// A decoder for this `content-encoding`, in front of a scanner.
-    pub(crate) fn new(encoding: Option<&[u8]>, scanner: usage::Scanner) -> Self {
-        let sink = Sink { scanner: Box::new(scanner), decoded: 0 };
+    /// A decoder for this `content-encoding`, in front of a reader.
+    pub(crate) fn new(encoding: Option<&[u8]>, reader: Reader) -> Self {
+        let sink = Sink { reader, decoded: 0 };
         let plain = |kind| Self { kind, _memory: None };
         match encoding.map(<[u8]>::to_ascii_lowercase).as_deref() {
-            None | Some(b"identity") => plain(Kind::Identity(sink)),
+            None => plain(Kind::Identity(sink)),
             Some(b"br") => plain(Kind::BrotliStart(sink)),
             Some(b"gzip" | b"x-gzip") => {
                 Self::with(DEFLATE_MEMORY, || Kind::Gzip(Box::new(MultiGzDecoder::new(sink))))
@@ -109,7 +126,7 @@ impl Decoder {
         let read = match &mut self.kind {
             Kind::Identity(sink) => {
                 // Nothing is kept of it, so there is no limit to it.
-                sink.scanner.feed(bytes);
+                sink.reader.feed(bytes);
                 Ok(())
             }
             Kind::Gzip(decoder) => decoder.write_all(bytes).and_then(|()| decoder.flush()),
@@ -124,9 +141,9 @@ impl Decoder {
         }
     }
 
-    /// What the answer told, to its end or to where it broke off. Checksums are
+    /// The reader, after the answer's end or where it broke off. Checksums are
     /// not asked for: a stream without its end has still said what it said.
-    pub(crate) fn finish(mut self) -> Result<usage::Told, Missing> {
+    pub(crate) fn finish(mut self) -> Result<Reader, Missing> {
         let sink = match &mut self.kind {
             Kind::Identity(sink) | Kind::BrotliStart(sink) => sink,
             Kind::Gzip(decoder) => decoder.get_mut(),
@@ -134,7 +151,7 @@ impl Decoder {
             Kind::Brotli(decoder) => decoder.get_mut(),
             Kind::Failed(missing) => return Err(*missing),
         };
-        Ok((*sink.scanner).clone().finish())
+        Ok(sink.reader.clone())
     }
 }
 
@@ -153,7 +170,7 @@ fn window_bits(first: u8) -> Option<u32> {
 
 /// Where decoded bytes go.
 pub(crate) struct Sink {
-    scanner: Box<usage::Scanner>,
+    reader: Reader,
     decoded: u64,
 }
 
@@ -163,7 +180,7 @@ impl Write for Sink {
         if self.decoded > DECODED_MAX {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        self.scanner.feed(bytes);
+        self.reader.feed(bytes);
         Ok(bytes.len())
     }
 

@@ -121,11 +121,15 @@ const LAST: &str =
     "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":70,\"completion_tokens\":2}}\n\n";
 const DONE: &str = "data: [DONE]\n\n";
 
-/// A stream in packets of so many bytes, with its usage only if asked for it.
+/// A stream in packets of so many bytes (0: all of it, with its length), with its
+/// usage only if asked for it.
 fn stream(request: &Request, packet: usize) -> Answer {
     let body: Value = serde_json::from_slice(&request.body).unwrap();
     let asked = body["stream_options"]["include_usage"] == true;
     let events = [TOKEN, ": ping\n\n", if asked { LAST } else { "" }, DONE].concat();
+    if packet == 0 {
+        return Answer::events(events);
+    }
     let parts: Vec<&[u8]> = events.as_bytes().chunks(packet).collect();
     Answer::stream(&parts).pause(std::time::Duration::from_millis(1))
 }
@@ -149,7 +153,7 @@ fn a_stream_states_its_usage_and_the_client_does_not_see_it() {
     let seen = [TOKEN, ": ping\n\n", DONE].concat();
     let mut sent = 0;
     for port in [envoy.port(), front.port()] {
-        for packet in ["1", "7", "1000"] {
+        for packet in ["0", "1", "7", "1000"] {
             for framing in ["x-none", "transfer-encoding"] {
                 let request = chat(&json!({"stream": true, "user": "é"}));
                 let request = request.with(framing, "chunked").with("x-packet", packet);
@@ -187,6 +191,10 @@ fn a_second_attempt_asks_too() {
         .configuration(&asking("add_and_hide"))
         .start()
         .unwrap();
+    eventually("the long pool to be seen healthy", || {
+        envoy.counter("cluster.long.membership_healthy").ok().filter(|hosts| *hosts == 2)
+    })
+    .unwrap();
     let response = chat(&json!({"stream": true})).send(envoy.port()).unwrap();
     assert_eq!((response.status, response.header("x-envoy-attempt-count")), (200, Some("2")));
     assert_eq!(response.body, [TOKEN, ": ping\n\n", DONE].concat().as_bytes());

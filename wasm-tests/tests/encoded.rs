@@ -51,6 +51,18 @@ fn encodings_are_read_whatever_the_pieces() {
     assert_eq!(worker.count("learned"), 7 * 4 + 2);
 }
 
+#[test]
+fn refusals_are_read_too() {
+    let worker = Worker::new(CONFIG);
+    let words = br#"{"error":{"message":"This model's maximum context length is 8192 tokens."}}"#;
+    for (encoding, body) in [("gzip", gzip(words)), ("br", brotli(&[words], 22))] {
+        worker.run(chat(400), &encoded(encoding, body).header(":status", "400"));
+    }
+    assert_eq!(worker.count("under_route"), 2);
+    worker.run(chat(400), &encoded("zstd", &words[..]).header(":status", "400"));
+    assert_eq!(worker.count("under_route"), 2);
+}
+
 /// A server that never ends its gzip or Brotli stream has said all the same.
 #[test]
 fn a_stream_that_lacks_its_end_is_read() {

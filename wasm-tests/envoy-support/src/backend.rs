@@ -30,11 +30,18 @@ enum Then {
 impl Answer {
     /// A JSON body with its length.
     pub fn json(status: u16, body: impl Into<Vec<u8>>) -> Self {
-        let body = body.into();
-        let head = format!(
-            "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n",
-            body.len()
-        );
+        Self::whole(status, "application/json", body.into())
+    }
+
+    /// Server-sent events that are all there, with their length.
+    pub fn events(body: impl Into<Vec<u8>>) -> Self {
+        Self::whole(200, "text/event-stream", body.into())
+    }
+
+    fn whole(status: u16, media: &str, body: Vec<u8>) -> Self {
+        let length = body.len();
+        let head =
+            format!("HTTP/1.1 {status} X\r\ncontent-type: {media}\r\ncontent-length: {length}\r\n");
         Self { head, parts: vec![body], pause: Duration::ZERO, then: Then::Keep }
     }
 
