@@ -235,10 +235,11 @@ impl HttpContext for Stream {
         host::read_request_body(held.cursor, end, |bytes| held.scanner.feed(bytes));
         held.cursor = held.cursor.max(end);
         let length = if end_of_stream { Some(size as u64) } else { held.content_length };
-        let early = surely_largest(&held.settings, &held.scanner);
         if end_of_stream && size <= limit {
-            self.decide(held, Some(size), whole)
-        } else if !early && size < limit && held.may_hold(size as u64) {
+            return self.decide(held, Some(size), whole);
+        }
+        let early = surely_largest(&held.settings, &held.scanner);
+        if !early && size < limit && held.may_hold(size as u64) {
             self.request = Some(held);
             Action::Pause
         } else if size <= limit && held.scanner.complete() {
