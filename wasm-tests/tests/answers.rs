@@ -60,6 +60,11 @@ fn a_huge_prompt_is_decided_early_and_not_held() {
     let response = client.response().unwrap();
     assert_eq!((response.status, response.header("x-tidegate-reason")), (200, Some("early")));
     assert_eq!(backend.requests()[0].body, body.to_string().into_bytes());
+    // The same over HTTP/2.
+    let front = Envoy::http2_front(envoy.port()).unwrap();
+    let response = Request::post(CHAT, body.to_string()).send(front.port()).unwrap();
+    assert_eq!((response.status, response.header("x-tidegate-reason")), (200, Some("early")));
+    assert_eq!(backend.requests()[1].body, body.to_string().into_bytes());
 }
 
 const USED: &str = r#"{"choices":[],"usage":{"prompt_tokens":70,"completion_tokens":2,
