@@ -39,10 +39,14 @@ TRACES ?= ../shared/data/traces
 bench: ## the engine's speed beside AISimulate's, as a ratio; builds that too
 	sim-harness/bench/speed.sh $(TRACES)
 
+# Executions of each of the three fuzz targets; `make prove` runs more.
+RUNS ?= 1000000
+
 .PHONY: fuzz
-fuzz: ## each fuzz target for a minute; needs cargo-fuzz and a nightly compiler
-	@for target in request usage config; do \
-	  cargo +nightly fuzz run $$target -- -max_total_time=60 -rss_limit_mb=4096; done
+fuzz: ## each fuzz target RUNS times, from its seeds; needs cargo-fuzz and a nightly compiler
+	@for target in request usage config; do mkdir -p fuzz/corpus/$$target; \
+	  cargo +nightly fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
+	    -runs=$(RUNS) -rss_limit_mb=4096; done
 
 .PHONY: lint
 lint: targets ## formatting and lints

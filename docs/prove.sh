@@ -35,6 +35,24 @@ if [ -f "$data/tokens/chat_bodies.jsonl.gz" ]; then
   done
 fi
 
+if cargo +nightly fuzz --version >/dev/null 2>&1; then
+  # Four million for each scanner, two million for the configuration.
+  fuzz() {
+    for target in request usage config; do
+      mkdir -p "fuzz/corpus/$target"
+      runs=4000000
+      [ "$target" = config ] && runs=2000000
+      cargo +nightly fuzz run "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+        "-runs=$runs" -rss_limit_mb=4096 2>&1 | sed -n "s/^Done/$target: done/p" || return 1
+    done
+  }
+  prove "Ten million executions of the fuzz targets" \
+    "cargo +nightly fuzz run <request|usage|config> fuzz/corpus/<...> fuzz/seeds/<...> -- -runs=<4|4|2 million>" fuzz
+else
+  say "" "Fuzzing was left out: it needs cargo-fuzz and a nightly compiler" \
+    "(\`cargo install cargo-fuzz\`, \`rustup toolchain install nightly\`)."
+fi
+
 keep='fuel$'
 prove "Fuel of one request" "cargo test -p tidegate-wasm-tests --test abi fuel -- --nocapture" \
   lines cargo test -q -p tidegate-wasm-tests --test abi fuel -- --nocapture

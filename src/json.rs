@@ -193,6 +193,7 @@ impl Scanner {
     }
 
     /// Reads the next bytes of the document.
+    #[inline(never)] // one for each visitor, not one for each call
     pub fn feed(&mut self, bytes: &[u8], visitor: &mut impl Visitor) {
         let mut rest = bytes;
         while let Some((&byte, after)) = rest.split_first() {

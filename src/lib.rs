@@ -60,6 +60,8 @@ pub mod config;
 pub mod estimate;
 pub mod gate;
 pub mod json;
+#[cfg(test)]
+mod nodes;
 pub mod pool;
 pub mod request;
 pub mod share;

@@ -4,11 +4,20 @@
 //! would give: keys compare unescaped, the last duplicate wins at each level,
 //! and a value counts only at its own path.
 
+mod anthropic;
 mod ask;
+mod gemini;
+mod grammar;
+mod kind;
 mod number;
 mod openai;
+mod prompts;
+mod reader;
+mod rerank;
+mod sglang;
 #[cfg(test)]
 mod tests;
+mod value;
 
 pub use ask::Edit;
 pub use number::lax_integer;
@@ -61,10 +70,24 @@ impl Api {
     pub fn of_path(path: &[u8]) -> Self {
         let end = memchr::memchr2(b'?', b'#', path).unwrap_or(path.len());
         let path = path.get(..end).unwrap_or_default();
-        if path.ends_with(b"/v1/chat/completions") {
+        let ends = |end: &[u8]| path.ends_with(end);
+        if ends(b"/v1/chat/completions") {
             Self::Chat
-        } else if path.ends_with(b"/v1/completions") {
+        } else if ends(b"/v1/completions") {
             Self::Completions
+        } else if ends(b"/v1/responses") {
+            Self::Responses
+        } else if ends(b"/v1/embeddings") || ends(b"/pooling") {
+            Self::Embeddings
+        } else if ends(b"/rerank") || ends(b"/score") {
+            Self::Rerank
+        } else if ends(b"/v1/messages") {
+            Self::Messages
+        } else if gemini::of_path(path).is_some() {
+            Self::Gemini
+        } else if ends(b"/generate") && !ends(b"/api/generate") {
+            // Ollama's `/api/generate` is another format.
+            Self::Generate
         } else {
             Self::Unknown
         }
@@ -196,7 +219,7 @@ impl RequestFacts {
             (Api::Embeddings | Api::Rerank, _) => Some(0),
             (_, Cap::Tokens(cap)) => Some(cap),
             (Api::Completions, Cap::Absent | Cap::Unreadable) => Some(16),
-            (Api::Generate, Cap::Absent | Cap::Unreadable) => Some(128),
+            (Api::Generate, Cap::Absent | Cap::Unreadable) => Some(sglang::DEFAULT_CAP),
             _ => None,
         }
     }
@@ -216,16 +239,28 @@ impl RequestFacts {
 /// Reads a request body in pieces, cut anywhere; keeps no copy.
 #[derive(Clone, Debug)]
 pub struct Scanner {
+    api: Api,
     json: crate::json::Scanner,
-    reader: openai::Reader,
+    reader: reader::Reader,
+    /// What the path says, in formats in which it does: model, and streaming.
+    path: Option<(Vec<u8>, bool)>,
     bytes: u64,
 }
 
 impl Scanner {
     /// A scanner at the start of a body of this format. In some formats the
     /// path names the model, and whether the answer is a stream.
-    pub fn new(api: Api, _path: &[u8]) -> Self {
-        Self { json: crate::json::Scanner::new(), reader: openai::Reader::new(api), bytes: 0 }
+    pub fn new(api: Api, path: &[u8]) -> Self {
+        let end = memchr::memchr2(b'?', b'#', path).unwrap_or(path.len());
+        let path = path.get(..end).filter(|_| api == Api::Gemini).and_then(gemini::of_path);
+        Self {
+            api,
+            json: crate::json::Scanner::new(),
+            reader: reader::Reader::new(api),
+            path: path
+                .map(|(model, stream)| (model.get(..MODEL_MAX).unwrap_or(model).to_vec(), stream)),
+            bytes: 0,
+        }
     }
 
     /// Reads the next bytes.
@@ -244,10 +279,26 @@ impl Scanner {
         self.json.complete()
     }
 
-    /// The facts of the whole body. Invalid also if it is no JSON object.
+    /// The facts of the whole body. Invalid also if it is no JSON object,
+    /// unless the format is unknown.
     pub fn finish(mut self) -> Result<RequestFacts, Invalid> {
         self.json.finish(&mut self.reader)?;
-        self.reader.finish().ok_or(Invalid)
+        self.facts()
+    }
+
+    fn facts(self) -> Result<RequestFacts, Invalid> {
+        let facts = self.reader.finish();
+        if self.api == Api::Unknown {
+            let model = facts.and_then(|facts| facts.model);
+            let text = Tally::of(Class::Unseen, self.bytes);
+            return Ok(RequestFacts { model, text, ..RequestFacts::new(self.api) });
+        }
+        let mut facts = facts.ok_or(Invalid)?;
+        if let Some((model, stream)) = self.path {
+            facts.model = Some(model);
+            facts.stream = stream;
+        }
+        Ok(facts)
     }
 
     /// Whether the model's name was read.
@@ -257,13 +308,14 @@ impl Scanner {
 
     /// The model's name, if it was read.
     pub fn model(&self) -> Option<&[u8]> {
-        self.reader.model()
+        let of_path = self.path.as_ref().map(|(model, _)| model.as_slice());
+        of_path.or_else(|| self.reader.model())
     }
 
     /// Text bytes so far of the largest prompt that was begun. It only grows,
     /// unless a member is repeated.
     pub fn text_bytes(&self) -> u64 {
-        self.reader.text_bytes()
+        if self.api == Api::Unknown { self.bytes } else { self.reader.text_bytes() }
     }
 
     /// The facts of a body that was not read to its end, which is `unread`
@@ -274,7 +326,8 @@ impl Scanner {
         if self.json.failed() {
             return Err(Invalid);
         }
-        let mut facts = self.reader.finish().ok_or(Invalid)?;
+        let bytes = self.bytes.max(1);
+        let mut facts = self.facts()?;
         if facts.cap == Cap::Absent {
             facts.cap = Cap::Unseen;
         }
@@ -285,7 +338,7 @@ impl Scanner {
             facts.largest_token_ids = facts.largest_token_ids.saturating_add(unread / 2);
             return Ok(facts);
         }
-        let share = u128::from(unread) * u128::from(text) / u128::from(self.bytes.max(1));
+        let share = u128::from(unread) * u128::from(text) / u128::from(bytes);
         let more = u64::try_from(share).unwrap_or(u64::MAX);
         facts.text.extend(more);
         if let Some(largest) = &mut facts.largest {

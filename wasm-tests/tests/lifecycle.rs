@@ -448,3 +448,15 @@ fn a_new_configuration_keeps_what_was_learned_and_what_is_open() {
     assert!(estimate.abs_diff(4000) < 10, "{estimate}");
     assert_eq!(worker.count("learned"), 32);
 }
+
+#[test]
+fn an_uncapped_answer_that_stops_by_length_is_truncated() {
+    let worker = Worker::new(CONFIG);
+    let cut = br#"{"choices":[{"finish_reason":"length"}],
+        "usage":{"prompt_tokens":107,"completion_tokens":8000}}"#;
+    let open_ended = chat_body(400).replace(r#","max_tokens":100"#, "").into_bytes();
+    worker.run(Request::json("/v1/chat/completions", open_ended), &Response::json(200, &cut[..]));
+    assert_eq!((worker.count("truncated"), worker.count("under_route")), (1, 1));
+    worker.run(chat(400), &Response::json(200, &cut[..]));
+    assert_eq!(worker.count("truncated"), 1);
+}

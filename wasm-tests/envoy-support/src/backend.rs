@@ -18,6 +18,9 @@ pub struct Answer {
     then: Then,
 }
 
+/// So long after one byte the next is a packet of its own.
+const TRICKLE: Duration = Duration::from_micros(100);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     /// The connection stays open for the next request.
@@ -77,6 +80,13 @@ impl Answer {
     pub fn pause(mut self, pause: Duration) -> Self {
         self.pause = pause;
         self
+    }
+
+    /// Writes one byte at a time, each of which Envoy gets alone.
+    #[must_use]
+    pub fn trickled(mut self) -> Self {
+        self.parts = self.parts.concat().into_iter().map(|byte| vec![byte]).collect();
+        self.pause(TRICKLE)
     }
 
     /// Breaks off before the last part (of a stream: before its end).
