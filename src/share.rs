@@ -286,11 +286,12 @@ mod tests {
 
         fn teach(&mut self, second: u64, tokens: u64) {
             let (settings, model) = (Settings::default(), Key::model(b"m"));
-            self.1.learn(at(second), &settings, model, &Tally::of(Class::Han, 6000), 0, tokens);
+            self.1.learn(at(second), &settings, model, &Tally::of(Class::Tools, 6000), 0, tokens);
         }
 
         fn ratio(&self) -> f64 {
-            self.1.ratio(&Settings::default(), Key::model(b"m"), Class::Han).mean
+            let text = Tally::of(Class::Tools, 6000);
+            6000.0 / self.1.estimate(&Settings::default(), Key::model(b"m"), &text, 0).mean
         }
     }
 
@@ -392,7 +393,7 @@ mod tests {
             |(owner, version, answers)| {
                 let (settings, mut learner) = (Settings::default(), Learner::default());
                 for (model, bytes, tokens) in answers {
-                    let (model, text) = (Key::model(&[model]), Tally::of(Class::Han, bytes));
+                    let (model, text) = (Key::model(&[model]), Tally::of(Class::Tools, bytes));
                     learner.learn(at(version), &settings, model, &text, 1, tokens);
                     learner.learn_output(at(version), model, TenantClass::Spot, tokens);
                 }

@@ -38,9 +38,16 @@ impl Instance {
     pub(crate) fn new(config: Config) -> Self {
         let metrics = Rc::new(Metrics::define(&config, Counter::define, Histogram::define));
         let instance = Self { worker: worker(&config.name), config: Arc::new(config), metrics };
+        instance.give();
         // A VM that comes after a trap continues with what the others know.
         instance.tick();
         instance
+    }
+
+    /// Starts models that have not answered from what the configuration gives.
+    fn give(&self) {
+        let learned = Arc::clone(&self.config.base().estimator.learned);
+        self.worker.borrow_mut().gate.learner_mut().give(learned);
     }
 
     /// Exchanges what was learned with the other workers.

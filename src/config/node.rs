@@ -133,6 +133,15 @@ impl<'a> Members<'a> {
         })
     }
 
+    /// All members, in order.
+    pub(super) fn entries(&self) -> Vec<(&'a str, Node<'a>)> {
+        let node = |(key, value): (&'a String, &'a Value)| {
+            let path = self.path_of(key);
+            (key.as_str(), Node { path, value, unknown: self.node.unknown })
+        };
+        self.members.iter().map(node).collect()
+    }
+
     /// Refuses members of other names, or warns of them in a newer document.
     /// Their values are not repeated: they may be anything, a secret too.
     pub(super) fn only(&self, known: &[&str]) -> Result<(), ConfigError> {

@@ -225,7 +225,7 @@ pub(super) fn settings(
         buffer_bytes,
         estimator: match or("estimator") {
             Some(node) => estimator(&node)?,
-            None => base.map_or_else(EstimatorSettings::default, |base| base.estimator),
+            None => base.map_or_else(EstimatorSettings::default, |base| base.estimator.clone()),
         },
         dry_run: match or("dry_run") {
             Some(node) => node.flag()?,

@@ -1,14 +1,18 @@
 //! All that a worker learned, as one value that workers can exchange.
 
+use super::ema::{RATIOS_MAX, Ratio, Ratios};
 use super::output::{Lengths, OUTPUTS_MAX, Outputs};
-use super::{Key, RATIOS_MAX, Ratio, Ratios};
+use super::regress::{Evidence, EvidenceTable};
+use super::{Key, MODELS_MAX};
 use crate::time::Instant;
 
 /// What one worker learned, or a blend of what several did.
 #[derive(Clone, Debug, Default)]
 pub struct Learned {
-    /// Bytes per token.
+    /// Bytes per token, for `ema`.
     pub(super) ratios: Ratios,
+    /// What `regress` was taught, for each model.
+    pub(super) evidence: EvidenceTable,
     /// Output tokens.
     pub(super) outputs: Outputs,
 }
@@ -18,11 +22,12 @@ impl Learned {
     /// the last bits only; give them in a fixed order.
     pub fn blend<'a>(all: impl Iterator<Item = &'a Self> + Clone, decay: f64) -> Self {
         let ratios = Ratios::blend(all.clone().map(|one| &one.ratios), decay);
-        let mut outputs = Outputs::default();
+        let (mut evidence, mut outputs) = (EvidenceTable::default(), Outputs::default());
         for one in all {
+            evidence.add(&one.evidence);
             outputs.merge(&one.outputs);
         }
-        Self { ratios, outputs }
+        Self { ratios, evidence, outputs }
     }
 
     /// Appends its bytes, in a fixed layout.
@@ -35,6 +40,16 @@ impl Learned {
             bytes.extend(ratio.deviation.to_le_bytes());
             bytes.extend(ratio.samples.to_le_bytes());
             bytes.extend(ratio.taught.as_nanos().to_le_bytes());
+        }
+        let evidence = self.evidence.sorted();
+        bytes.extend((evidence.len() as u32).to_le_bytes());
+        for (key, evidence) in evidence {
+            bytes.extend(key.0.to_le_bytes());
+            bytes.extend(evidence.taught.as_nanos().to_le_bytes());
+            bytes.extend(evidence.answers.to_le_bytes());
+            for number in evidence.numbers() {
+                bytes.extend(number.to_le_bytes());
+            }
         }
         let outputs = self.outputs.sorted();
         bytes.extend((outputs.len() as u32).to_le_bytes());
@@ -72,6 +87,19 @@ impl Learned {
                 return None;
             }
             learned.ratios.set(key, ratio, RATIOS_MAX);
+        }
+        let count = u32::from_le_bytes(take(rest)?) as usize;
+        if count > MODELS_MAX {
+            return None;
+        }
+        for _ in 0..count {
+            let key = Key(u64::from_le_bytes(take(rest)?));
+            let mut evidence = Evidence::none(Instant::from_nanos(u64::from_le_bytes(take(rest)?)));
+            evidence.answers = f64::from_le_bytes(take(rest)?);
+            for number in evidence.numbers_mut() {
+                *number = f32::from_le_bytes(take(rest)?);
+            }
+            learned.evidence.set(key, evidence.sane()?);
         }
         let count = u32::from_le_bytes(take(rest)?) as usize;
         if count > OUTPUTS_MAX {

@@ -4,8 +4,7 @@
 //! Each keeps a histogram with a quarter of an octave to a bucket, which
 //! forgets slowly. Histograms of several workers add up.
 
-use super::Key;
-use super::ratio::KeyHasher;
+use super::{Key, KeyHasher};
 use crate::time::Instant;
 use hashbrown::HashMap;
 
@@ -188,7 +187,7 @@ mod tests {
     #[test]
     fn a_full_table_drops_what_is_stale() {
         let mut outputs = Outputs::default();
-        for n in 0..OUTPUTS_MAX as u64 + 1 {
+        for n in 0..=OUTPUTS_MAX as u64 {
             outputs.learn(at(n), Key(n), 10);
         }
         assert_eq!(outputs.0.len(), OUTPUTS_MAX);

@@ -5,7 +5,8 @@ use crate::request::Cap;
 
 const CONFIG: &[u8] = br#"{"version": 1, "models": [{"match": "m*", "pools": [
     {"name": "short", "cluster": "s", "max_model_len": 8192, "threshold": 4000},
-    {"name": "long", "cluster": "l", "max_model_len": 65536}]}], "default_pool": "short"}"#;
+    {"name": "long", "cluster": "l", "max_model_len": 65536}]}], "default_pool": "short",
+    "estimator": {"kind": "ema"}}"#;
 
 fn gate() -> Gate {
     Gate::new()
@@ -17,7 +18,7 @@ fn settings(edit: impl Fn(String) -> String) -> Arc<Settings> {
 }
 
 fn chat(bytes: u64, cap: Cap) -> RequestFacts {
-    RequestFacts::chat("m", Tally::of(Class::Plain, bytes), 1, cap)
+    RequestFacts::chat("m", Tally::of(Class::Tools, bytes), 1, cap)
 }
 
 fn open(gate: &Gate, body: Body) -> (Ticket, Decision) {

@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn fit_is_one_sequence_and_reserve_all_of_them() {
-        let mut facts = RequestFacts::chat("m", Tally::of(Class::Plain, 400), 2, Cap::Tokens(50));
+        let mut facts = RequestFacts::chat("m", Tally::of(Class::Tools, 400), 2, Cap::Tokens(50));
         facts.n = 3;
         let text = estimate(111.0, 131.5);
         let budget = |facts: &RequestFacts, output| Budget::new(facts, text, text, 0, output);

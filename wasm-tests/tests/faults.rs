@@ -23,7 +23,7 @@ fn workers_learn_from_each_other() {
     let host = Host::new();
     let main = Worker::on(&host, "main", CONFIG);
     let (a, b) = (Worker::on(&host, "a", CONFIG), Worker::on(&host, "b", CONFIG));
-    assert_eq!(estimate(&b), 2007);
+    assert!(estimate(&b) < 3000, "nothing was learned");
     for _ in 0..30 {
         a.chat(8000, 4000);
     }

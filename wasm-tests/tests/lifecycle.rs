@@ -3,7 +3,7 @@
 
 mod support;
 
-use support::{CONFIG, Worker, chat, chat_body, config_with, used};
+use support::{CONFIG, Worker, chat, chat_body, config_with, ema, used};
 use tidegate_wasm_tests::{
     Action, Chunks, End, Error, Headers, Host, Level, LocalReply, Module, Outcome, Request,
     Response, Verdict,
@@ -17,7 +17,7 @@ fn decided(outcome: &Outcome) -> (&str, &str) {
 
 #[test]
 fn a_chat_goes_to_the_pool_that_holds_it() {
-    let worker = Worker::new(CONFIG);
+    let worker = Worker::new(&ema());
     let short = worker.chat(4000, 1000);
     assert_eq!(decided(&short), ("short", "threshold"));
     assert_eq!(short.request_headers.text(POOL), Some("short-cluster"));
@@ -46,7 +46,7 @@ fn pieces_and_ends_of_the_body_make_no_difference() {
         (Chunks::Every(50), End::Trailers(Headers::from([("x-sum", "1")]))),
     ];
     for (chunks, end) in all {
-        let worker = Worker::new(CONFIG);
+        let worker = Worker::new(&ema());
         let request = chat(600).chunks(chunks.clone()).end(end);
         let outcome = worker.run(request, &used(150, 1));
         assert_eq!(outcome.state("tidegate_fit"), Some("307"), "{chunks:?}: {outcome}");
@@ -357,7 +357,10 @@ fn only_upstream_successes_teach() {
     stream.request_body(b"{\"mod", false).unwrap();
     assert_eq!(stream.abort().unwrap().verdict, Verdict::Held);
     assert_eq!(worker.count("learned"), 0);
-    assert_eq!(worker.chat(4000, 1000).state("tidegate_estimate"), Some("1007"));
+    assert_eq!(
+        worker.chat(4000, 1000).state("tidegate_estimate"),
+        Worker::new(CONFIG).chat(4000, 1000).state("tidegate_estimate")
+    );
 }
 
 #[test]
@@ -415,7 +418,7 @@ fn two_instances_in_one_vm_are_kept_apart() {
         outcome.unwrap().state("tidegate_estimate").unwrap().parse::<u64>().unwrap()
     };
     assert!(estimate(worker.root).abs_diff(4000) < 10);
-    assert_eq!(estimate(other), 2007);
+    assert!(estimate(other) < 3000, "nothing was learned");
     assert_eq!(worker.count("requests.short.instance.other"), 1);
     assert_eq!(worker.count("requests.short"), 31);
 }

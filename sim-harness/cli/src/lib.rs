@@ -23,6 +23,7 @@ pub mod fields;
 pub mod files;
 pub mod hardware;
 pub mod interrupt;
+pub mod prior;
 pub mod progress;
 pub mod replay;
 pub mod serve;

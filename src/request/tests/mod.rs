@@ -3,6 +3,7 @@
 mod oracle;
 
 use super::*;
+use crate::estimate::Feature;
 use crate::nodes::{Node, changes};
 use oracle::oracle;
 use proptest::prelude::*;
@@ -87,7 +88,9 @@ fn a_body_cut_short_goes_on_as_it_began() {
     let body = r#"{"model":"m","messages":[{"pad":"x","content":"the cat and the dog and the bird and the o"#;
     assert_eq!(body.len(), 89);
     let facts = cut(Api::Chat, body, 890).unwrap();
-    assert_eq!(facts.text, Tally::of(Class::English, 42 + 420));
+    let mut expected = Tally::read(&body.as_bytes()[47..]);
+    expected.extend(420);
+    assert_eq!((facts.text.total(), &facts.text), (42 + 420, &expected));
     assert_eq!((facts.model.as_deref(), facts.messages), (Some(&b"m"[..]), 1));
     assert_eq!((facts.cap, facts.output_cap()), (Cap::Unseen, None));
     // Inside an image nothing is text.
@@ -152,6 +155,11 @@ fn of_seed(name: &str) -> RequestFacts {
     scan(*api, body.as_bytes(), &[]).unwrap()
 }
 
+/// Bytes of tool definitions and calls.
+fn tool_bytes(facts: &RequestFacts) -> u64 {
+    facts.text.get(Feature::Tools) as u64
+}
+
 #[test]
 fn what_is_no_text_is_counted_not_read() {
     let media = |name: &str| {
@@ -161,16 +169,16 @@ fn what_is_no_text_is_counted_not_read() {
     };
     // Look: plain No. / the hologram is a file, the empty text is nothing.
     assert_eq!(media("chat-parts"), ([1, 2, 1, 2], 13));
-    let tools = of_seed("responses-items").text.parts().find(|part| part.0 == Class::Tools);
+    let tools = tool_bytes(&of_seed("responses-items"));
     let (media_of_items, bytes) = media("responses-items");
     // plain Look: forty-two see raw print(1)
-    assert_eq!((media_of_items, bytes - tools.unwrap().1), ([4, 0, 0, 1], 5 + 5 + 9 + 3 + 3 + 8));
+    assert_eq!((media_of_items, bytes - tools), ([4, 0, 0, 1], 5 + 5 + 9 + 3 + 3 + 8));
     assert_eq!(media("gemini-parts").0, [2, 1, 1, 2]);
     assert_eq!(media("generate-batch").0, [3, 1, 0, 0]);
     // Base64 in a tool result is an image; a plain text document is text.
     let facts = of_seed("messages-blocks");
     assert_eq!(facts.media, Media { images: 3, files: 3, ..Media::default() });
-    let tools = facts.text.parts().find(|part| part.0 == Class::Tools).unwrap().1;
+    let tools = tool_bytes(&facts);
     let texts = "Be brief.TCplain textblockWhat is it?seenplainSfound";
     assert_eq!(facts.text.total() - tools, texts.len() as u64);
 }
@@ -200,7 +208,7 @@ fn replayed_reasoning_costs_nothing() {
         "summary":[{"text":"s"}],"encrypted_content":"gAAA","type":"reasoning"}"#;
     assert_eq!(with(reasoning), with(""));
     let facts = of_seed("gemini-parts");
-    let tools = facts.text.parts().find(|part| part.0 == Class::Tools).unwrap().1;
+    let tools = tool_bytes(&facts);
     assert_eq!(facts.text.total() - tools, "Be brief.Look:".len() as u64);
 }
 

@@ -9,6 +9,12 @@ pub const CONFIG: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
     {"name": "short", "cluster": "short-cluster", "max_model_len": 8192},
     {"name": "long", "cluster": "long-cluster", "max_model_len": 131072}]}]}"#;
 
+/// With the estimator of which the first estimates are known: four bytes to a
+/// token.
+pub fn ema() -> String {
+    config_with(r#""estimator": {"kind": "ema"}"#)
+}
+
 /// The configuration with more fields.
 pub fn config_with(fields: &str) -> String {
     CONFIG.replacen(r#""version": 1"#, &format!(r#""version": 1, {fields}"#), 1)

@@ -4,6 +4,7 @@ mod calibrate;
 mod demo;
 mod engine;
 mod kernels;
+mod prior;
 mod replay;
 mod serve;
 mod step;
@@ -41,6 +42,8 @@ enum Command {
     Replay(replay::Args),
     /// Score the estimators on bodies whose token counts are known.
     Calibrate(calibrate::Args),
+    /// Fit the prior that the filter ships to texts with known token counts.
+    Prior(prior::Args),
     /// Run a trace through simulated replicas, in virtual time.
     Engine(Box<engine::Args>),
     /// Pools, a real Envoy with the filter, and load, all on this machine.
@@ -177,6 +180,7 @@ impl Cli {
             Command::Serve(args) => args.run().await,
             Command::Replay(args) => args.run().await,
             Command::Calibrate(args) => args.run(),
+            Command::Prior(args) => args.run(),
             Command::Demo(args) => args.run().await,
             Command::Engine(args) => args.run(),
             Command::Kernels(args) => args.run(),
