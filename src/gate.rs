@@ -4,10 +4,14 @@
 //! for the [`Ticket`] that it got; the type makes a second close impossible. A
 //! ticket that is dropped teaches nothing and costs nothing.
 
-use crate::config::{Model, OutputReserve, Pool, Settings};
+use crate::config::{Model, Pool, Settings};
 use crate::estimate::{Key, Learner, Tally};
 use crate::pool::{self, Budget, Fit, Output};
 use crate::request::{Api, Cap, Media, RequestFacts, Scanner};
+use crate::share::Slots;
+use crate::tenant::{
+    Admission, Entitlement, Ledger, Need, Refusal, Reservation, Settled, Standing,
+};
 use crate::time::Instant;
 use crate::usage::{Overflow, Usage};
 use std::sync::Arc;
@@ -22,35 +26,19 @@ pub enum Body {
     Cut {
         /// From [`crate::request::Scanner::cut`].
         facts: RequestFacts,
-        /// The length of the body was known.
-        known_length: bool,
+        /// Bytes that were not read; `None` if the length is not known.
+        unread: Option<u64>,
         /// It was not read on because [`surely_largest`] said so.
         early: bool,
     },
     /// Nothing but the length, if that: the body is not looked at.
     Length(Api, Option<u64>),
-    /// The body is not the JSON that its path promises.
-    Unparsed,
-    /// Not a request that has a token budget.
-    NotInspected,
-}
-
-macro_rules! words {
-    ($(#[$outer:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident => $word:literal,)* }) => {
-        $(#[$outer])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum $name { $($(#[$doc])* $variant,)* }
-
-        impl $name {
-            /// All of them.
-            pub const ALL: [Self; [$($word),*].len()] = [$(Self::$variant),*];
-
-            /// The word that logs, metrics, headers and tests use.
-            pub const fn word(self) -> &'static str {
-                match self { $(Self::$variant => $word,)* }
-            }
-        }
-    };
+    /// The body, of so many bytes if that is known, is not the JSON that its
+    /// path promises.
+    Unparsed(Option<u64>),
+    /// Not a request that is looked at. Its body has so many bytes, if that is
+    /// known.
+    NotInspected(Option<u64>),
 }
 
 words! {
@@ -120,6 +108,11 @@ pub struct Decision {
 pub struct Ticket {
     pool: Arc<Pool>,
     estimated: Option<Estimated>,
+    /// Bytes of a body that nobody read; `None` if not even that is known.
+    unread: Option<u64>,
+    /// The largest window that it may get to.
+    window: u64,
+    reservation: Option<Reservation>,
 }
 
 impl Ticket {
@@ -173,6 +166,10 @@ pub struct Answer<'a> {
     pub retried: bool,
     /// The answer ended; `false` if it broke off.
     pub complete: bool,
+    /// The client left before the answer ended.
+    pub aborted: bool,
+    /// Output tokens that passed, as far as events or bytes tell.
+    pub output_seen: u64,
 }
 
 /// What became of a request.
@@ -201,6 +198,37 @@ pub struct Settlement {
     pub spill_unclear: bool,
     /// The estimator learned from it.
     pub learned: bool,
+    /// What its tenant was charged in the end, in place of what it reserved.
+    pub charged: Option<Charged>,
+}
+
+/// Whether a request may go up.
+#[derive(Debug)]
+pub enum Entry {
+    /// Its tenant was charged so much.
+    Charged {
+        /// What it reserved.
+        reserved: u64,
+        /// Where the tenant stands.
+        standing: Standing,
+    },
+    /// It may, uncharged: the tenant's account is busy.
+    Uncharged,
+    /// It may not. Nothing was charged.
+    Refused(Refusal),
+}
+
+/// What a tenant was charged for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Charged {
+    /// Whose request it was.
+    pub tenant: Arc<Entitlement>,
+    /// What it reserved.
+    pub reserved: u64,
+    /// What it used, by the tenant's weights.
+    pub actual: u64,
+    /// How the account took it; `None` if that has to wait for a tick.
+    pub settled: Option<Settled>,
 }
 
 /// Output tokens that a model is taken to need before anything is learned.
@@ -208,15 +236,28 @@ const FIRST_OUTPUT: u64 = 1024;
 
 /// Decides and learns for one instance. What it learned outlives any
 /// configuration: settings come with each request.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Gate {
     learner: Learner,
+    ledger: Ledger,
 }
 
 impl Gate {
-    /// A gate that knows nothing yet.
-    pub fn new() -> Self {
-        Self::default()
+    /// A gate that knows nothing yet, of the instance of this name.
+    /// `incarnation` must differ between all workers of a process, dead ones
+    /// included.
+    pub fn new(instance: &str, incarnation: u64) -> Self {
+        Self { learner: Learner::default(), ledger: Ledger::new(instance, incarnation) }
+    }
+
+    /// The tenants' accounts.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The same, to settle what waits and take back what the dead hold.
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
     }
 
     /// What was learned, to be exchanged with other workers.
@@ -235,19 +276,24 @@ impl Gate {
     pub fn open(&self, settings: &Arc<Settings>, body: Body) -> (Ticket, Decision) {
         let (facts, seen) = match body {
             Body::Whole(facts) => (facts, Seen::Whole),
-            Body::Cut { facts, known_length: true, early } => (facts, Seen::Cut { early }),
-            Body::Cut { facts, known_length: false, early } => (facts, Seen::CutBlind { early }),
+            Body::Cut { facts, unread: Some(unread), early } => {
+                (facts, Seen::Cut { unread, early })
+            }
+            Body::Cut { facts, unread: None, early } => (facts, Seen::CutBlind { early }),
             Body::Length(api, Some(bytes)) => (RequestFacts::unseen(api, bytes), Seen::Length),
             Body::Length(api, None) => (RequestFacts::unseen(api, 0), Seen::Nothing),
-            Body::Unparsed => return plain(settings, Reason::Unparsed),
-            Body::NotInspected => return plain(settings, Reason::NotInspected),
+            Body::Unparsed(bytes) => return plain(settings, Reason::Unparsed, bytes),
+            Body::NotInspected(bytes) => return plain(settings, Reason::NotInspected, bytes),
         };
         // A body that was cut before its model's name may be of any model.
         let cut = matches!(seen, Seen::Cut { .. } | Seen::CutBlind { .. });
         let api = facts.api;
         if cut && facts.model.is_none() && settings.names_models() {
-            return plain(settings, Reason::InspectLimit);
+            let unread = seen.unread().map(|unread| unread.saturating_add(facts.text.total()));
+            return plain(settings, Reason::InspectLimit, unread);
         }
+        // Of a model that nobody serves as far as we know: all its bytes count.
+        let known_bytes = seen.unread().map(|unread| unread.saturating_add(facts.weight()));
         let found = settings.model(facts.model.as_deref()).and_then(|model| {
             let estimated = self.estimate(settings, model, facts, seen);
             let (pool, fit) = match seen {
@@ -257,11 +303,11 @@ impl Gate {
             Some((Arc::clone(pool), fit, estimated))
         });
         let Some((pool, fit, (estimated, unreadable))) = found else {
-            return plain(settings, Reason::UnknownModel);
+            return plain(settings, Reason::UnknownModel, known_bytes);
         };
         let reason = match (seen, fit) {
             _ if api == Api::Unknown => Reason::UnknownPath,
-            (Seen::Cut { early: true } | Seen::CutBlind { early: true }, _) => Reason::Early,
+            (Seen::Cut { early: true, .. } | Seen::CutBlind { early: true }, _) => Reason::Early,
             (Seen::CutBlind { .. }, _) => Reason::InspectLimit,
             (Seen::Nothing, _) => Reason::NoLength,
             (_, Fit::TooLarge) => Reason::TooLarge,
@@ -274,7 +320,13 @@ impl Gate {
         let known = !matches!(seen, Seen::Nothing | Seen::CutBlind { .. });
         let estimated = known.then_some(estimated);
         let budget = estimated.as_ref().map(|estimated| estimated.budget);
-        let ticket = Ticket { pool: Arc::clone(&pool), estimated };
+        let ticket = Ticket {
+            pool: Arc::clone(&pool),
+            estimated,
+            unread: seen.unread(),
+            window: settings.largest_window(),
+            reservation: None,
+        };
         (ticket, Decision { pool, reason, budget, unreadable })
     }
 
@@ -293,14 +345,10 @@ impl Gate {
         let tokens = |text| self.learner.estimate(estimator, key, text, facts.messages);
         let all = tokens(&facts.text);
         let largest = facts.largest.as_ref().map_or(all, tokens);
-        let output = match settings.output_reserve {
-            OutputReserve::Tokens(reserve) => Output::Reserved(reserve),
-            OutputReserve::Learned => {
-                Output::Expected(self.learner.output_high(key, settings.tenant_class, FIRST_OUTPUT))
-            }
-            OutputReserve::Longest => {
-                Output::UpTo(model.pools.last().map_or(0, |pool| pool.max_model_len))
-            }
+        let output = Output {
+            reserve: settings.output_reserve,
+            learned: self.learner.output_high(key, settings.tenant_class, FIRST_OUTPUT),
+            window: model.pools.last().map_or(0, |pool| pool.max_model_len),
         };
         let media = settings.media_tokens.of(facts.media);
         let budget = Budget::new(&facts, all, largest, media, output);
@@ -324,9 +372,50 @@ impl Gate {
         (estimated, facts.unreadable > 0)
     }
 
-    /// Closes a request: judges the decision by the answer, and learns from it
-    /// if it is a success from upstream that states its usage.
-    pub fn close(&mut self, now: Instant, ticket: Ticket, answer: &Answer<'_>) -> Settlement {
+    /// Charges an open request to its tenant, if all of the tenant's limits
+    /// cover it. A request that asks for no tokens counts as one request.
+    pub fn admit(
+        &self,
+        now: Instant,
+        slots: &mut impl Slots,
+        tenant: &Arc<Entitlement>,
+        ticket: &mut Ticket,
+    ) -> Entry {
+        let need = ticket.need(tenant);
+        let admission = self.ledger.admit(slots, now, tenant, need);
+        match admission {
+            Admission::Admitted(reservation, standing) => {
+                let reserved = reservation.reserved();
+                ticket.reservation = Some(reservation);
+                Entry::Charged { reserved, standing }
+            }
+            Admission::Uncharged => Entry::Uncharged,
+            Admission::Refused(refusal) => Entry::Refused(refusal),
+        }
+    }
+
+    /// Closes a request: judges the decision by the answer, learns from it if
+    /// it is a success from upstream that states its usage, and settles what
+    /// its tenant is charged.
+    pub fn close(
+        &mut self,
+        now: Instant,
+        slots: &mut impl Slots,
+        mut ticket: Ticket,
+        answer: &Answer<'_>,
+    ) -> Settlement {
+        let reservation = ticket.reservation.take();
+        let mut settlement = self.judge(now, &ticket, answer);
+        settlement.charged = reservation.map(|reservation| {
+            let actual = used(&reservation, &ticket, answer, &settlement);
+            let (tenant, reserved) = (Arc::clone(reservation.tenant()), reservation.reserved());
+            let settled = self.ledger.settle(slots, now, reservation, actual);
+            Charged { tenant, reserved, actual, settled }
+        });
+        settlement
+    }
+
+    fn judge(&mut self, now: Instant, ticket: &Ticket, answer: &Answer<'_>) -> Settlement {
         let mut settlement = Settlement::default();
         let Some(status) = answer.status else { return settlement };
         let success = (200..300).contains(&status);
@@ -420,19 +509,88 @@ pub fn surely_largest(settings: &Settings, scanner: &Scanner) -> bool {
     scanner.text_bytes() as f64 / settings.estimator.ratio_max > most as f64
 }
 
+impl Ticket {
+    /// Prompt tokens that stand in what was not read, at the most: a byte may be
+    /// one, and no engine takes more than its window.
+    fn unread_tokens(&self) -> u64 {
+        self.unread.map_or(self.window, |bytes| bytes.min(self.window))
+    }
+
+    /// What the request may need.
+    fn need(&self, tenant: &Entitlement) -> Need {
+        let unread = self.unread_tokens();
+        let weights = &tenant.weights;
+        match &self.estimated {
+            Some(estimated) if unread == 0 => tenant.need(&estimated.budget),
+            Some(estimated) => {
+                let known = tenant.need(&estimated.budget);
+                let unread = weights.most(unread, 0);
+                Need {
+                    charge: known.charge.max(unread),
+                    tokens: known.tokens.max(self.unread_tokens()),
+                }
+            }
+            None => Need { charge: weights.most(unread, 0), tokens: unread },
+        }
+    }
+}
+
+/// What an ended request is charged.
+fn used(
+    reservation: &Reservation,
+    ticket: &Ticket,
+    answer: &Answer<'_>,
+    settlement: &Settlement,
+) -> u64 {
+    let estimated = ticket.estimated.as_ref();
+    let input = estimated.map_or_else(|| ticket.unread_tokens(), |one| one.budget.input);
+    let weights = &reservation.tenant().weights;
+    // What nobody stated is taken from the estimate and from what passed, and
+    // is never more than was reserved.
+    let guess = |output| weights.most(input, output).min(reservation.reserved());
+    match answer.status {
+        Some(200..300) => {
+            let whole = settlement.usage.output.is_some() || answer.complete;
+            let stated = weights.of(&settlement.usage).filter(|_| whole);
+            stated.unwrap_or_else(|| guess(answer.output_seen))
+        }
+        // The engine was at work for a client that did not wait.
+        None if answer.aborted => guess(0),
+        // It failed, refused, or was never reached.
+        _ => 0,
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Whole,
-    Cut { early: bool },
+    Cut { unread: u64, early: bool },
     CutBlind { early: bool },
     Length,
     Nothing,
 }
 
-fn plain(settings: &Arc<Settings>, reason: Reason) -> (Ticket, Decision) {
+fn plain(settings: &Arc<Settings>, reason: Reason, unread: Option<u64>) -> (Ticket, Decision) {
     let pool = Arc::clone(&settings.default_pool);
-    let ticket = Ticket { pool: Arc::clone(&pool), estimated: None };
+    let ticket = Ticket {
+        pool: Arc::clone(&pool),
+        estimated: None,
+        unread,
+        window: settings.largest_window(),
+        reservation: None,
+    };
     (ticket, Decision { pool, reason, budget: None, unreadable: false })
+}
+
+impl Seen {
+    /// Bytes of the body that were not read; `None` if that is not known.
+    fn unread(self) -> Option<u64> {
+        match self {
+            Self::Whole | Self::Length => Some(0),
+            Self::Cut { unread, .. } => Some(unread),
+            Self::CutBlind { .. } | Self::Nothing => None,
+        }
+    }
 }
 
 impl Estimated {

@@ -26,13 +26,14 @@
 //! use tidegate::config::Config;
 //! use tidegate::gate::{Answer, Body, Gate};
 //! use tidegate::request::{Api, Scanner};
+//! use tidegate::share::NoSlots;
 //! use tidegate::time::Instant;
 //! use tidegate::usage::Usage;
 //!
 //! let config = Config::parse(br#"{"version": 1, "models": [{"match": "*", "pools": [
 //!     {"name": "short", "cluster": "short", "max_model_len": 8192},
 //!     {"name": "long", "cluster": "long", "max_model_len": 131072}]}]}"#)?;
-//! let mut gate = Gate::new();
+//! let mut gate = Gate::new("tidegate", 1);
 //! let settings = Arc::clone(config.base());
 //!
 //! let mut scanner = Scanner::new(Api::Chat, b"/v1/chat/completions");
@@ -43,7 +44,7 @@
 //!
 //! let usage = Usage { input: Some(14), output: Some(40), ..Usage::default() };
 //! let answer = Answer { status: Some(200), usage: Some(Ok(usage)), ..Answer::default() };
-//! let settlement = gate.close(Instant::from_nanos(1), ticket, &answer);
+//! let settlement = gate.close(Instant::from_nanos(1), &mut NoSlots, ticket, &answer);
 //! assert!(!settlement.under_route);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -56,6 +57,10 @@
 //! in Envoy, in the simulator and in a browser. It has no tokenizer, and it
 //! does not read images or audio: those teach nothing.
 
+#[macro_use]
+mod words;
+
+mod bytes;
 pub mod config;
 pub mod estimate;
 pub mod gate;
@@ -65,5 +70,6 @@ mod nodes;
 pub mod pool;
 pub mod request;
 pub mod share;
+pub mod tenant;
 pub mod time;
 pub mod usage;

@@ -32,6 +32,16 @@ pub trait Slots {
     fn update(&mut self, name: &str, change: &mut Change<'_>) -> Updated;
 }
 
+/// No memory: for drivers with one worker and no limits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoSlots;
+
+impl Slots for NoSlots {
+    fn update(&mut self, _name: &str, _change: &mut Change<'_>) -> Updated {
+        Updated::Failed
+    }
+}
+
 /// A slot's content (`None` if the slot does not exist) becomes its new
 /// content (`None` to leave it alone). May run several times.
 pub type Change<'a> = dyn FnMut(Option<&[u8]>) -> Option<Vec<u8>> + 'a;
@@ -166,6 +176,17 @@ impl Exchange {
         }
         self.publish(now, slots, learner);
         self.read(slots, learner, decay);
+    }
+
+    /// Whether another worker of this incarnation shows a heartbeat.
+    pub fn alive(&self, now: Instant, incarnation: u64) -> bool {
+        self.view.0.values().any(|part| part.owner == incarnation && !part.stale(now))
+    }
+
+    /// Whether this worker is the first of all that live: one of them does what
+    /// needs to be done once.
+    pub fn is_first(&self, now: Instant) -> bool {
+        self.ours.is_some_and(|ours| self.view.0.range(..ours).all(|(_, part)| part.stale(now)))
     }
 
     /// Takes the first part that is free or whose owner is dead.

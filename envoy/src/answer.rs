@@ -12,6 +12,9 @@ use tidegate::usage::{self, Filter, Merged, NoUsage, Overflow, OverflowScanner, 
 /// the stream.
 const METADATA: [&str; 3] = ["metadata", "typed_filter_metadata", "envoy.ai.token_usage"];
 
+/// Bytes of an answer that stand for one token, if nothing better is known.
+const TOKEN_BYTES: u64 = 4;
+
 /// What was seen of the answer.
 #[derive(Default)]
 pub(crate) struct Watched {
@@ -20,6 +23,8 @@ pub(crate) struct Watched {
     /// The answer ended.
     pub(crate) complete: bool,
     body: Body,
+    /// Bytes that passed.
+    bytes: u64,
     headers: Option<Usage>,
     /// Takes the usage out of the client's view.
     hide: Option<Box<Filter>>,
@@ -43,6 +48,8 @@ pub(crate) struct Told {
     pub(crate) stopped_by_length: bool,
     pub(crate) disagreed: bool,
     pub(crate) overflow: Option<Overflow>,
+    /// Output tokens that passed, as far as bytes tell.
+    pub(crate) output_seen: u64,
     /// Events that the client did not see.
     pub(crate) hidden: u64,
     /// Events, or streams, that were to be hidden and were not.
@@ -87,6 +94,7 @@ impl Watched {
     /// Reads what passes; in the callback for the response body only.
     pub(crate) fn read(&mut self, size: usize, end_of_stream: bool) {
         self.complete |= end_of_stream;
+        self.bytes = self.bytes.saturating_add(size as u64);
         let Self { body, hide, .. } = self;
         if !matches!(body, Body::Read(_)) && hide.is_none() {
             return;
@@ -114,7 +122,8 @@ impl Watched {
 
     /// What all sources told; while the stream lives.
     pub(crate) fn finish(self, sources: &[UsageSource]) -> Told {
-        let mut told = Told::default();
+        // Before an event tells a token: some bytes of text and what dresses it.
+        let mut told = Told { output_seen: self.bytes / TOKEN_BYTES, ..Told::default() };
         if let Some(filter) = self.hide {
             told.hidden = filter.hidden();
             told.passed = filter.given_up();

@@ -67,6 +67,17 @@ pub(crate) fn replace_response_body(size: usize, bytes: &[u8]) {
     let _ = hostcalls::set_buffer(BufferType::HttpResponseBody, 0, size, bytes);
 }
 
+/// Sets a header of the answer; in `on_http_response_headers` only.
+pub(crate) fn set_response_header(name: &str, value: &[u8]) {
+    let _ = hostcalls::set_map_value_bytes(MapType::HttpResponseHeaders, name, Some(value));
+}
+
+/// Answers the request in place of an upstream; before it goes up only.
+pub(crate) fn answer(status: u16, headers: &[(&str, String)], body: &[u8]) {
+    let headers = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let _ = hostcalls::send_http_response(u32::from(status), headers, Some(body));
+}
+
 /// Removes a header of the answer; in `on_http_response_headers` only.
 pub(crate) fn remove_response_header(name: &str) {
     let _ = hostcalls::remove_map_value(MapType::HttpResponseHeaders, name);
@@ -148,6 +159,21 @@ impl Counter {
         if let Ok(count @ 1..) = i64::try_from(count) {
             let _ = hostcalls::increment_metric(self.0, count);
         }
+    }
+}
+
+/// A gauge of the host.
+#[derive(Clone, Copy)]
+pub(crate) struct Gauge(u32);
+
+impl Gauge {
+    /// In `on_configure` only.
+    pub(crate) fn define(name: &str) -> Option<Self> {
+        hostcalls::define_metric(MetricType::Gauge, name).ok().map(Self)
+    }
+
+    pub(crate) fn set(self, value: u64) {
+        let _ = hostcalls::record_metric(self.0, value);
     }
 }
 

@@ -8,6 +8,7 @@ mod decode;
 mod host;
 mod metrics;
 mod stream;
+mod tenant;
 mod worker;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};

@@ -6,14 +6,16 @@
 
 use crate::answer::Watched;
 use crate::decode;
-use crate::host::{self, RequestHead};
+use crate::host::{self, RequestHead, SharedData};
+use crate::tenant;
 use crate::worker::Instance;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::sync::Arc;
 use tidegate::config::{Inspect, Pool, Settings, StreamUsage};
-use tidegate::gate::{Answer, Body, Decision, Reason, Settlement, Ticket, surely_largest};
+use tidegate::gate::{Answer, Body, Decision, Entry, Reason, Settlement, Ticket, surely_largest};
 use tidegate::request::{self, Api, Edit, RequestFacts};
+use tidegate::tenant::Standing;
 
 /// The most that one read brings: Envoy's default `per_connection_buffer_limit_bytes`
 /// and what it may overshoot.
@@ -27,6 +29,7 @@ const VIA_UPSTREAM: &[u8] = b"via_upstream";
 /// Where `envoy.yaml` names the pool of an endpoint.
 const SERVED_BY: [&str; 5] =
     ["xds", "upstream_host_metadata", "filter_metadata", "tidegate", "pool"];
+const CODE_DETAILS: [&str; 2] = ["response", "code_details"];
 const ATTEMPTS: [&str; 2] = ["upstream", "request_attempt_count"];
 
 pub(crate) struct Stream {
@@ -37,6 +40,26 @@ pub(crate) struct Stream {
     answer: Watched,
 }
 
+/// What became of a request that was decided.
+enum Opened {
+    /// It goes up, to this pool.
+    Passes(Arc<Pool>),
+    /// It was answered in place of an upstream.
+    Refused,
+    /// There is no valid configuration.
+    Unconfigured,
+}
+
+impl Opened {
+    /// What the callback that decided tells the host.
+    fn action(&self) -> Action {
+        match self {
+            Self::Refused => Action::Pause,
+            Self::Passes(_) | Self::Unconfigured => Action::Continue,
+        }
+    }
+}
+
 /// A request that was decided.
 struct Open {
     ticket: Ticket,
@@ -44,6 +67,8 @@ struct Open {
     api: Api,
     /// The client is not to see the usage that was asked for.
     hide: bool,
+    /// Where its tenant stands, if the client is to know.
+    standing: Option<Standing>,
 }
 
 /// A request that waits for its decision.
@@ -55,6 +80,9 @@ struct Held {
     /// Bytes of the body that were read.
     cursor: usize,
     content_length: Option<u64>,
+    /// It may go up before its end. Not where a tenant pays for it: what was
+    /// not read would have to count by its bytes.
+    may_be_early: bool,
 }
 
 impl Held {
@@ -91,11 +119,11 @@ impl Stream {
         let Held { head, settings, api, scanner, .. } = held;
         let body = body(scanner);
         let ask = Ask::of(&body);
-        let decision = self.open(&head, &settings, api, body);
-        if let (Some(ask), Some(decision)) = (ask, decision) {
-            self.ask(&ask, &head, &settings, &decision.pool, size);
+        let opened = self.open(&head, &settings, api, body);
+        if let (Some(ask), Opened::Passes(pool)) = (ask, &opened) {
+            self.ask(&ask, &head, &settings, pool, size);
         }
-        Action::Continue
+        opened.action()
     }
 
     fn open(
@@ -104,13 +132,38 @@ impl Stream {
         settings: &Arc<Settings>,
         api: Api,
         body: Body,
-    ) -> Option<Decision> {
-        let Instance { config, metrics, worker } = self.instance.as_ref()?;
-        let (ticket, decision) = worker.borrow().gate.open(settings, body);
-        // Answers to what was not looked at are not looked at either.
-        if decision.reason != Reason::NotInspected {
+    ) -> Opened {
+        let Some(Instance { config, metrics, worker }) = &self.instance else {
+            return Opened::Unconfigured;
+        };
+        let gate = &worker.borrow().gate;
+        let (mut ticket, decision) = gate.open(settings, body);
+        let mut standing = None;
+        // Answers to what was not looked at are not looked at either, unless a
+        // tenant pays for them.
+        if decision.reason != Reason::NotInspected || config.tenants.is_some() {
+            if let Some(tenants) = &config.tenants {
+                let tenant = tenant::resolve(tenants, settings, head);
+                let admission = gate.admit(host::now(), &mut SharedData, &tenant, &mut ticket);
+                metrics.tenants.decided(&tenant.name, &admission);
+                host::publish("tidegate_tenant", tenant.name.as_bytes());
+                match admission {
+                    Entry::Refused(refusal) => {
+                        host::publish("tidegate_refused", refusal.cause.word().as_bytes());
+                        if !settings.dry_run {
+                            publish(&decision);
+                            tenant::refuse(&refusal, api, &tenant.name, tenants.headers);
+                            return Opened::Refused;
+                        }
+                    }
+                    Entry::Charged { standing: known, .. } => {
+                        standing = tenants.headers.then_some(known);
+                    }
+                    Entry::Uncharged => {}
+                }
+            }
             let pool = Arc::clone(&decision.pool);
-            self.open = Some(Open { ticket, pool, api, hide: false });
+            self.open = Some(Open { ticket, pool, api, hide: false, standing });
         }
         if !settings.dry_run {
             head.set(&config.pool_header, decision.pool.cluster.as_bytes());
@@ -118,7 +171,7 @@ impl Stream {
         }
         publish(&decision);
         metrics.opened(&decision);
-        Some(decision)
+        Opened::Passes(decision.pool)
     }
 
     /// Makes a stream state its usage, if its pool's setting says so.
@@ -157,6 +210,8 @@ impl Stream {
         let Instance { config, metrics, worker } = self.instance.as_ref()?;
         let watched = core::mem::take(&mut self.answer);
         let (status, complete) = (watched.status, watched.complete);
+        // The details tell who ended the stream, if it did not end by itself.
+        let details = if complete { None } else { host::property(&CODE_DETAILS) };
         let told = watched.finish(&config.usage_sources);
         metrics.stream_usage.ended(told.hidden, told.passed);
         let served_by = status.and_then(|_| host::property(&SERVED_BY));
@@ -169,10 +224,13 @@ impl Stream {
             disagreed: told.disagreed,
             overflow: told.overflow,
             complete,
+            aborted: details.is_some_and(|details| left_by_client(&details)),
+            output_seen: told.output_seen,
             served_by: served_by.as_deref(),
             retried: attempts.as_deref().and_then(little_endian).is_some_and(|count| count > 1),
         };
-        let settlement = worker.borrow_mut().gate.close(host::now(), ticket, &answer);
+        let settlement =
+            worker.borrow_mut().gate.close(host::now(), &mut SharedData, ticket, &answer);
         metrics.closed(&settlement);
         Some(settlement)
     }
@@ -203,8 +261,10 @@ impl HttpContext for Stream {
             config.wants_route_name().then(|| host::property(&["xds", "route_name"])).flatten();
         let settings = Arc::clone(config.settings(&path, &host, route_name.as_deref()));
         let Some(api) = inspected(&head, &path, settings.api) else {
-            self.open(&head, &settings, Api::Unknown, Body::NotInspected);
-            return Action::Continue;
+            // Who has limits is charged for what nobody looks at as well.
+            let length = head.get("content-length").as_deref().and_then(decimal);
+            let length = if end_of_stream || changes_protocol(&head) { Some(0) } else { length };
+            return self.open(&head, &settings, Api::Unknown, Body::NotInspected(length)).action();
         };
         if config.narrow_accept_encoding && !settings.dry_run {
             let accepted = head.get("accept-encoding");
@@ -215,15 +275,16 @@ impl HttpContext for Stream {
         let content_length = head.get("content-length").as_deref().and_then(decimal);
         if settings.inspect == Inspect::Headers {
             let length = if end_of_stream { Some(0) } else { content_length };
-            self.open(&head, &settings, api, Body::Length(api, length));
-            return Action::Continue;
+            return self.open(&head, &settings, api, Body::Length(api, length)).action();
         }
         if end_of_stream {
-            self.open(&head, &settings, api, Body::Unparsed);
-            return Action::Continue;
+            return self.open(&head, &settings, api, Body::Unparsed(Some(0))).action();
         }
         let scanner = request::Scanner::new(api, &path);
-        self.request = Some(Held { head, settings, api, scanner, cursor: 0, content_length });
+        let may_be_early = config.tenants.is_none();
+        let cursor = 0;
+        let held = Held { head, settings, api, scanner, cursor, content_length, may_be_early };
+        self.request = Some(held);
         Action::Pause
     }
 
@@ -238,7 +299,7 @@ impl HttpContext for Stream {
         if end_of_stream && size <= limit {
             return self.decide(held, Some(size), whole);
         }
-        let early = surely_largest(&held.settings, &held.scanner);
+        let early = held.may_be_early && surely_largest(&held.settings, &held.scanner);
         if !early && size < limit && held.may_hold(size as u64) {
             self.request = Some(held);
             Action::Pause
@@ -262,8 +323,11 @@ impl HttpContext for Stream {
             return Action::Continue;
         };
         // Local replies pass here too. An abort later on changes the details.
-        if host::property(&["response", "code_details"]).as_deref() != Some(VIA_UPSTREAM) {
+        if host::property(&CODE_DETAILS).as_deref() != Some(VIA_UPSTREAM) {
             return Action::Continue;
+        }
+        for (name, value) in open.standing.iter().flat_map(tenant::headers) {
+            host::set_response_header(name, value.as_bytes());
         }
         let status = host::response_header(":status").as_deref().and_then(decimal).unwrap_or(0);
         self.answer.complete = end_of_stream;
@@ -328,7 +392,12 @@ fn inspected(head: &RequestHead, path: &[u8], pinned: Option<Api>) -> Option<Api
     let api = pinned.unwrap_or_else(|| Api::of_path(path));
     let post = head.get(":method").as_deref() == Some(b"POST");
     let json = head.get("content-type").is_some_and(|value| is_json(&value));
-    (post && json && head.get("upgrade").is_none()).then_some(api)
+    (post && json && !changes_protocol(head)).then_some(api)
+}
+
+/// An upgrade, or a tunnel: what follows is no body.
+fn changes_protocol(head: &RequestHead) -> bool {
+    head.get("upgrade").is_some() || head.get(":method").as_deref() == Some(b"CONNECT")
 }
 
 fn is_json(content_type: &[u8]) -> bool {
@@ -338,16 +407,22 @@ fn is_json(content_type: &[u8]) -> bool {
 
 /// A body that was read to its end.
 fn whole(scanner: request::Scanner) -> Body {
-    scanner.finish().map_or(Body::Unparsed, Body::Whole)
+    let bytes = scanner.bytes();
+    scanner.finish().map_or(Body::Unparsed(Some(bytes)), Body::Whole)
 }
 
 /// A body that was read up to the limit. `length` is that of all of it, if known.
 fn cut(scanner: request::Scanner, length: Option<u64>, early: bool) -> Body {
     let unread = length.map(|length| length.saturating_sub(scanner.bytes()));
     match scanner.cut(unread.unwrap_or(0)) {
-        Ok(facts) => Body::Cut { facts, known_length: unread.is_some(), early },
-        Err(_) => Body::Unparsed,
+        Ok(facts) => Body::Cut { facts, unread, early },
+        Err(_) => Body::Unparsed(length),
     }
+}
+
+/// Envoy's words for a stream that the client ended.
+fn left_by_client(details: &[u8]) -> bool {
+    details.starts_with(b"downstream") || details == b"http2.remote_reset"
 }
 
 fn little_endian(bytes: &[u8]) -> Option<u64> {

@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use tidegate::config::Config;
+use tidegate::config::{Config, Tenants};
 use tidegate::gate::Gate;
 use tidegate::share::{Exchange, Slots, Updated};
 
@@ -39,6 +39,11 @@ impl Instance {
         let metrics = Rc::new(Metrics::define(&config, Counter::define, Histogram::define));
         let instance = Self { worker: worker(&config.name), config: Arc::new(config), metrics };
         instance.give();
+        if let Some(tenants) = &instance.config.tenants {
+            for tenant in tenants.all() {
+                instance.worker.borrow().gate.ledger().open(&mut SharedData, tenant);
+            }
+        }
         // A VM that comes after a trap continues with what the others know.
         instance.tick();
         instance
@@ -55,7 +60,19 @@ impl Instance {
         let decay = self.config.base().estimator.decay;
         let mut worker = self.worker.borrow_mut();
         let Worker { gate, serving, exchange, .. } = &mut *worker;
-        exchange.tick(host::now(), &mut SharedData, gate.learner_mut(), decay, *serving);
+        let now = host::now();
+        exchange.tick(now, &mut SharedData, gate.learner_mut(), decay, *serving);
+        let alive = |incarnation| exchange.alive(now, incarnation);
+        let tenants = self.config.tenants.as_ref().map_or(&[][..], Tenants::all);
+        let expired = gate.ledger_mut().tick(&mut SharedData, now, tenants.iter(), alive);
+        self.metrics.tenants.expired(expired);
+        // One worker speaks for all: gauges are not added up.
+        if exchange.is_first(now) {
+            for (at, tenant) in tenants.iter().enumerate() {
+                let status = gate.ledger().status(&mut SharedData, now, tenant);
+                self.metrics.tenants.set(at, &status);
+            }
+        }
     }
 }
 
@@ -73,8 +90,13 @@ fn worker(name: &str) -> Rc<RefCell<Worker>> {
     if let Some(worker) = known {
         return worker;
     }
-    let exchange = Exchange::new(name, incarnation());
-    let worker = Worker { name: name.to_owned(), gate: Gate::new(), serving: false, exchange };
+    let incarnation = incarnation();
+    let worker = Worker {
+        name: name.to_owned(),
+        gate: Gate::new(name, incarnation),
+        serving: false,
+        exchange: Exchange::new(name, incarnation),
+    };
     let worker = Rc::new(RefCell::new(worker));
     WORKERS.with_borrow_mut(|workers| {
         if workers.len() >= WORKERS_MAX {

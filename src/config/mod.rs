@@ -5,9 +5,11 @@ mod estimator;
 mod node;
 mod pools;
 mod settings;
+mod tenants;
 
 pub use pools::{Match, Model, Pool, StreamUsage};
 pub use settings::{Inspect, MediaTokens, OutputReserve, Settings, TenantClass};
+pub use tenants::{TenantSource, Tenants};
 
 use node::{Node, Unknown};
 use pools::pool_names;
@@ -63,6 +65,8 @@ pub struct Config {
     pub usage_sources: Vec<UsageSource>,
     /// Encodings that the filter cannot read are taken out of `accept-encoding`.
     pub narrow_accept_encoding: bool,
+    /// The tenants, if their use is limited.
+    pub tenants: Option<Tenants>,
     /// Names of all pools, sorted, each once.
     pub pool_names: Vec<String>,
     /// What was odd.
@@ -100,13 +104,14 @@ struct Override {
 }
 
 /// Members of the document beside those of [`settings::FIELDS`].
-const FIELDS: [&str; 7] = [
+const FIELDS: [&str; 8] = [
     "version",
     "name",
     "pool_header",
     "usage_headers",
     "usage_sources",
     "accept_encoding",
+    "tenants",
     "overrides",
 ];
 
@@ -137,6 +142,16 @@ impl Config {
         let every = || core::iter::once(&base).chain(overrides.iter().map(|one| &one.settings));
         let pools = every().flat_map(|settings| &settings.models).flat_map(|model| &model.pools);
         let pool_names = pool_names(pools)?;
+        let tenants = read("tenants").map(|node| tenants::tenants(&node)).transpose()?;
+        for name in every().filter_map(|settings| settings.tenant.as_ref()) {
+            if tenants.as_ref().is_none_or(|tenants| tenants.named(name.as_bytes()).is_none()) {
+                return Err(ConfigError {
+                    field: "tenant".to_owned(),
+                    value: format!("\"{name}\""),
+                    allowed: "must be the name of an entitlement in tenants".to_owned(),
+                });
+            }
+        }
         Ok(Self {
             name: read("name").map_or(Ok("tidegate".to_owned()), |node| node.name())?,
             pool_header: read("pool_header")
@@ -149,6 +164,7 @@ impl Config {
             )?,
             narrow_accept_encoding: read("accept_encoding")
                 .map_or(Ok(false), |node| node.word(&[("keep", false), ("narrow", true)]))?,
+            tenants,
             pool_names,
             warnings: unknown.warnings.take(),
             base,

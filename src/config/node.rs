@@ -18,11 +18,36 @@ pub(super) struct Node<'a> {
     pub(super) path: String,
     pub(super) value: &'a Value,
     unknown: &'a Unknown,
+    /// What has the wrong shape may be a key: errors tell its type only.
+    secret: bool,
 }
 
 impl<'a> Node<'a> {
     pub(super) fn root(value: &'a Value, unknown: &'a Unknown) -> Self {
-        Self { path: String::new(), value, unknown }
+        Self { path: String::new(), value, unknown, secret: false }
+    }
+
+    /// The same, for values that errors should not repeat.
+    pub(super) fn secret(mut self) -> Self {
+        self.secret = true;
+        self
+    }
+
+    /// The error that this value is of the wrong type.
+    fn refuse_type(&self, allowed: &str) -> ConfigError {
+        let mut error = self.refuse(allowed);
+        if self.secret {
+            let kind = match self.value {
+                Value::Null => "(null)",
+                Value::Bool(_) => "(true or false)",
+                Value::Number(_) => "(a number)",
+                Value::String(_) => "(a string)",
+                Value::Array(_) => "(a list)",
+                Value::Object(_) => "(an object)",
+            };
+            kind.clone_into(&mut error.value);
+        }
+        error
     }
 
     /// The error that this value is not one of the allowed.
@@ -38,22 +63,24 @@ impl<'a> Node<'a> {
     }
 
     pub(super) fn object(&self) -> Result<Members<'a>, ConfigError> {
-        let members = self.value.as_object().ok_or_else(|| self.refuse("must be an object"))?;
+        let members =
+            self.value.as_object().ok_or_else(|| self.refuse_type("must be an object"))?;
         Ok(Members { node: self.clone(), members })
     }
 
     pub(super) fn list(&self) -> Result<Vec<Self>, ConfigError> {
-        let items = self.value.as_array().ok_or_else(|| self.refuse("must be a list"))?;
+        let items = self.value.as_array().ok_or_else(|| self.refuse_type("must be a list"))?;
         let node = |(at, value)| Self {
             path: format!("{}[{at}]", self.path),
             value,
             unknown: self.unknown,
+            secret: self.secret,
         };
         Ok(items.iter().enumerate().map(node).collect())
     }
 
     pub(super) fn text(&self) -> Result<&'a str, ConfigError> {
-        self.value.as_str().ok_or_else(|| self.refuse("must be a string"))
+        self.value.as_str().ok_or_else(|| self.refuse_type("must be a string"))
     }
 
     pub(super) fn flag(&self) -> Result<bool, ConfigError> {
@@ -121,7 +148,8 @@ impl<'a> Members<'a> {
     /// The member of this key; `None` if absent.
     pub(super) fn get(&self, key: &str) -> Option<Node<'a>> {
         let value = self.members.get(key)?;
-        Some(Node { path: self.path_of(key), value, unknown: self.node.unknown })
+        let Node { unknown, secret, .. } = self.node;
+        Some(Node { path: self.path_of(key), value, unknown, secret })
     }
 
     /// The member of this key, or the error that it is required.

@@ -21,6 +21,9 @@ pub struct Settings {
     pub tenant_class: TenantClass,
     /// Tokens that content which is no text is taken to need.
     pub media_tokens: MediaTokens,
+    /// The tenant of all requests of this route, if it is not to be found in
+    /// the request.
+    pub tenant: Option<String>,
     /// The wire format, if it is not to be told by the path.
     pub api: Option<Api>,
     /// What of a request is looked at.
@@ -89,6 +92,12 @@ pub enum Inspect {
     Headers,
 }
 
+impl TenantClass {
+    /// Every class and its word in the configuration.
+    pub const WORDS: [(&str, Self); 3] =
+        [("guaranteed", Self::Guaranteed), ("elastic", Self::Elastic), ("spot", Self::Spot)];
+}
+
 impl MediaTokens {
     /// The tokens of so much content; saturates.
     pub fn of(&self, media: Media) -> u64 {
@@ -104,6 +113,12 @@ impl MediaTokens {
 }
 
 impl Settings {
+    /// The largest window of all pools, in tokens.
+    pub fn largest_window(&self) -> u64 {
+        let pools = self.models.iter().flat_map(|model| &model.pools);
+        pools.map(|pool| pool.max_model_len).max().unwrap_or(0)
+    }
+
     /// Whether a request's model matters: some pools are for some names only.
     pub fn names_models(&self) -> bool {
         self.models.iter().any(|model| model.matches != Match::Any)
@@ -126,10 +141,11 @@ impl Settings {
 }
 
 /// The members of the document that an override may set as well.
-pub(super) const FIELDS: [&str; 11] = [
+pub(super) const FIELDS: [&str; 12] = [
     "models",
     "default_pool",
     "output_reserve",
+    "tenant",
     "tenant_class",
     "media_tokens",
     "api",
@@ -205,12 +221,12 @@ pub(super) fn settings(
             None => base.map_or(OutputReserve::Tokens(1024), |base| base.output_reserve),
         },
         tenant_class: match or("tenant_class") {
-            Some(node) => node.word(&[
-                ("guaranteed", TenantClass::Guaranteed),
-                ("elastic", TenantClass::Elastic),
-                ("spot", TenantClass::Spot),
-            ])?,
+            Some(node) => node.word(&TenantClass::WORDS)?,
             None => base.map_or_else(TenantClass::default, |base| base.tenant_class),
+        },
+        tenant: match or("tenant") {
+            Some(node) => Some(node.name()?),
+            None => base.and_then(|base| base.tenant.clone()),
         },
         media_tokens: match or("media_tokens") {
             Some(node) => media_tokens(&node)?,

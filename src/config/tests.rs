@@ -170,7 +170,7 @@ fn a_protobuf_struct_gets_a_hint() {
 
 #[test]
 fn a_newer_document_may_have_fields_we_do_not_know() {
-    let extra = r#""version": 2, "tenants": [], "key": "secret""#;
+    let extra = r#""version": 2, "planets": [], "key": "secret""#;
     let nested = edited(r#""version": 1"#, extra).map(|config| config.warnings);
     let warnings: Vec<String> = nested.unwrap().into_iter().map(|warning| warning.0).collect();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
@@ -178,7 +178,7 @@ fn a_newer_document_may_have_fields_we_do_not_know() {
     let document = TWO_POOLS.replace(r#""version": 1"#, extra);
     let deep = document.replace(r#""threshold""#, r#""weight": 3, "threshold""#);
     assert_eq!(Config::parse(deep.as_bytes()).unwrap().warnings.len(), 3);
-    assert!(Config::parse(deep.replace("2, \"tenants", "1, \"tenants").as_bytes()).is_err());
+    assert!(Config::parse(deep.replace("2, \"planets", "1, \"planets").as_bytes()).is_err());
 }
 
 #[test]

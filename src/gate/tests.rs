@@ -2,6 +2,7 @@ use super::*;
 use crate::config::Config;
 use crate::estimate::{Class, Learned};
 use crate::request::Cap;
+use crate::share::NoSlots;
 
 const CONFIG: &[u8] = br#"{"version": 1, "models": [{"match": "m*", "pools": [
     {"name": "short", "cluster": "s", "max_model_len": 8192, "threshold": 4000},
@@ -9,7 +10,7 @@ const CONFIG: &[u8] = br#"{"version": 1, "models": [{"match": "m*", "pools": [
     "estimator": {"kind": "ema"}}"#;
 
 fn gate() -> Gate {
-    Gate::new()
+    Gate::new("tidegate", 1)
 }
 
 fn settings(edit: impl Fn(String) -> String) -> Arc<Settings> {
@@ -41,7 +42,7 @@ fn input(gate: &Gate) -> u64 {
 
 fn close(gate: &mut Gate, body: Body, answer: &Answer<'_>) -> Settlement {
     let (ticket, _) = open(gate, body);
-    gate.close(Instant::default(), ticket, answer)
+    gate.close(Instant::default(), &mut NoSlots, ticket, answer)
 }
 
 #[test]
@@ -49,7 +50,7 @@ fn each_way_to_decide_has_its_reason() {
     let gate = gate();
     let small = || chat(400, Cap::Tokens(100));
     let large = || chat(40_000, Cap::Tokens(100));
-    let cut = |facts, known_length| Body::Cut { facts, known_length, early: false };
+    let cut = |facts, known: bool| Body::Cut { facts, unread: known.then_some(0), early: false };
     let other = RequestFacts::chat("x", Tally::default(), 1, Cap::Absent);
     let cases = [
         (Body::Whole(small()), "short", Reason::Threshold),
@@ -60,8 +61,8 @@ fn each_way_to_decide_has_its_reason() {
         (cut(small(), false), "long", Reason::InspectLimit),
         (cut(chat(400_000, Cap::Absent), true), "long", Reason::TooLarge),
         (cut(RequestFacts::new(Api::Chat), true), "short", Reason::InspectLimit),
-        (Body::Unparsed, "short", Reason::Unparsed),
-        (Body::NotInspected, "short", Reason::NotInspected),
+        (Body::Unparsed(None), "short", Reason::Unparsed),
+        (Body::NotInspected(None), "short", Reason::NotInspected),
         (Body::Whole(other), "short", Reason::UnknownModel),
     ];
     for (body, pool, reason) in cases {
@@ -155,7 +156,7 @@ fn only_successes_with_usage_teach() {
     image.media.images = 1;
     assert!(!close(&mut gate, Body::Whole(image), &used(4000, 1)).learned);
     let facts = chat(8000, Cap::Absent);
-    let cut = Body::Cut { facts, known_length: true, early: false };
+    let cut = Body::Cut { facts, unread: Some(0), early: false };
     assert!(!close(&mut gate, cut, &used(4000, 1)).learned);
     assert_eq!(input(&gate), 2007, "nothing was learned");
 }
@@ -173,7 +174,10 @@ fn a_stream_that_was_not_asked_for_usage_is_told_apart() {
     assert_eq!(missing(&facts, &mut gate), Some(Missing::NotAsked));
     let (mut ticket, _) = open(&gate, Body::Whole(facts.clone()));
     ticket.asked();
-    assert_eq!(gate.close(Instant::default(), ticket, &answer).missing, Some(Missing::Absent));
+    assert_eq!(
+        gate.close(Instant::default(), &mut NoSlots, ticket, &answer).missing,
+        Some(Missing::Absent)
+    );
     facts.include_usage = Some(true);
     assert_eq!(missing(&facts, &mut gate), Some(Missing::Absent));
 }
@@ -184,7 +188,7 @@ fn a_dry_run_judges_only_what_it_would_have_done() {
     let dry = settings(|document| document.replace("\"default", "\"dry_run\": true, \"default"));
     let mut end = |bytes, answer: &Answer<'_>| {
         let (ticket, _) = gate.open(&dry, Body::Whole(chat(bytes, Cap::Absent)));
-        gate.close(Instant::default(), ticket, answer)
+        gate.close(Instant::default(), &mut NoSlots, ticket, answer)
     };
     // It would have gone short, and long answered because we left it alone.
     let long = |answer| Answer { served_by: Some(b"long"), ..answer };
@@ -231,7 +235,8 @@ fn what_was_not_read_is_no_proof() {
     assert!(!over(Cap::Unseen, true), "a cap may stand in the rest of the body");
     // A text completion whose cap was not read may want more than 16 tokens.
     let settings = settings(|document| document.replace("m*", "*"));
-    let (_, decision) = Gate::new().open(&settings, Body::Length(Api::Completions, Some(12_400)));
+    let (_, decision) =
+        Gate::new("tidegate", 1).open(&settings, Body::Length(Api::Completions, Some(12_400)));
     assert_eq!((decision.pool.name.as_str(), decision.budget.unwrap().fit), ("long", 4134 + 1024));
 }
 
@@ -269,7 +274,7 @@ fn the_reserve_follows_what_answers_need_and_the_cap_still_decides_the_fit() {
     assert_eq!(first.fit - 141, 1024, "{first:?}");
     for _ in 0..100 {
         let (ticket, _) = gate.open(&settings, Body::Whole(chat(400, Cap::Tokens(4000))));
-        let end = gate.close(Instant::default(), ticket, &used(107, 100));
+        let end = gate.close(Instant::default(), &mut NoSlots, ticket, &used(107, 100));
         assert_eq!(end.cap_use_permille, Some(25));
     }
     let (open, capped) = (budget(&gate, Cap::Absent), budget(&gate, Cap::Tokens(3000)));
@@ -293,7 +298,7 @@ fn an_uncapped_answer_that_met_the_window_is_truncated_and_raises_the_reserve() 
     let mut end = |cap, answer: Answer<'_>| {
         let (ticket, decision) = gate.open(&settings, Body::Whole(chat(400, cap)));
         assert_eq!(decision.pool.name, "short");
-        let end = gate.close(Instant::default(), ticket, &answer);
+        let end = gate.close(Instant::default(), &mut NoSlots, ticket, &answer);
         let (_, next) = gate.open(&settings, Body::Whole(chat(400, Cap::Absent)));
         (end.truncated, end.under_route, next.budget.unwrap().fit)
     };
@@ -321,7 +326,8 @@ fn sources_that_disagree_are_told() {
 #[test]
 fn bytes_of_an_unknown_path_are_counted() {
     let settings = settings(|document| document.replace("m*", "*"));
-    let open = |bytes| Gate::new().open(&settings, Body::Length(Api::Unknown, Some(bytes))).1;
+    let open =
+        |bytes| Gate::new("tidegate", 1).open(&settings, Body::Length(Api::Unknown, Some(bytes))).1;
     assert_eq!((open(400).pool.name.as_str(), open(400).reason), ("short", Reason::UnknownPath));
     assert_eq!(open(40_000).pool.name, "long");
 }
@@ -341,7 +347,7 @@ mod early {
             step in 500_usize..9000,
         ) {
             let settings = settings(|document| document);
-            let mut gate = Gate::new();
+            let mut gate = Gate::new("tidegate", 1);
             let content = |text: &String| format!("{{\"content\":{:?}}}", text.repeat(repeat));
             let content: Vec<String> = messages.iter().map(content).collect();
             let body = format!(r#"{{"model":"m","messages":[{}]}}"#, content.join(","));
@@ -369,5 +375,146 @@ mod early {
             let text = scan(body.as_bytes()).finish().unwrap().text.total();
             prop_assert_eq!(surely_largest(&settings, &scan(body.as_bytes())), text > 16 * 4000);
         }
+    }
+}
+
+mod tenants {
+    use super::*;
+    use crate::gate::Entry;
+    use crate::share::{Change, Slots, Updated};
+    use crate::tenant::{Entitlement, Law, Limits, ReserveOutput, Weights};
+
+    /// The memory of one account.
+    #[derive(Default)]
+    struct Memory(Option<Vec<u8>>);
+
+    impl Slots for Memory {
+        fn update(&mut self, _: &str, change: &mut Change<'_>) -> Updated {
+            self.0 = change(self.0.as_deref()).or(self.0.take());
+            Updated::Done
+        }
+    }
+
+    /// Memory in which the tenant has its account.
+    fn memory(gate: &Gate, tenant: &Entitlement) -> Memory {
+        let mut memory = Memory::default();
+        gate.ledger().open(&mut memory, tenant);
+        memory
+    }
+
+    fn acme() -> Arc<Entitlement> {
+        Arc::new(Entitlement {
+            name: "acme".into(),
+            class: crate::config::TenantClass::Elastic,
+            limits: Limits {
+                laws: [Some(Law::per_second(1, 10_000, 10_000)), None, None, None],
+                tokens_in_flight: Some(10_000),
+                requests: Some(9),
+            },
+            weights: Weights::default(),
+            reserve_output: ReserveOutput::Cap,
+            admit_on_busy: false,
+        })
+    }
+
+    /// What a request that ends so is charged. It reserves 107 prompt tokens
+    /// and a cap of 1,000.
+    fn charged(answer: &Answer<'_>) -> u64 {
+        let (mut gate, tenant) = (gate(), acme());
+        let mut memory = memory(&gate, &tenant);
+        let (mut ticket, _) = open(&gate, Body::Whole(chat(400, Cap::Tokens(1000))));
+        let now = Instant::default();
+        let admission = gate.admit(now, &mut memory, &tenant, &mut ticket);
+        assert!(matches!(admission, Entry::Charged { .. }), "{admission:?}");
+        let status = gate.ledger().status(&mut memory, now, &tenant);
+        assert_eq!((status.tokens, status.requests), (1107, 1));
+        let charged = gate.close(now, &mut memory, ticket, answer).charged.unwrap();
+        let status = gate.ledger().status(&mut memory, now, &tenant);
+        assert_eq!((status.tokens, status.requests), (0, 0), "{answer:?}");
+        assert_eq!(charged.reserved, 1107);
+        // The account took just that.
+        let Entry::Charged { standing, .. } =
+            gate.admit(now, &mut memory, &tenant, &mut open(&gate, Body::Unparsed(Some(0))).0)
+        else {
+            panic!()
+        };
+        assert_eq!(standing.tokens.unwrap().remaining, 10_000 - charged.actual, "{answer:?}");
+        charged.actual
+    }
+
+    #[test]
+    fn every_end_settles() {
+        let stated = used(100, 50);
+        let silent =
+            |output_seen| Answer { usage: Some(Err(Missing::Absent)), output_seen, ..used(0, 0) };
+        let status = |status| Answer { status, ..Answer::default() };
+        for (what, answer, expected) in [
+            ("usage", stated.clone(), 150),
+            ("more than was reserved", used(100, 5000), 5100),
+            ("no usage: the estimate and what passed", silent(70), 107 + 70),
+            ("no usage, bounded by the reserve", silent(99_999), 1107),
+            ("an upstream 4xx", status(Some(404)), 0),
+            ("an upstream 5xx", status(Some(503)), 0),
+            ("a reset, a timeout, a local reply: no answer", status(None), 0),
+            ("the client left before the answer", Answer { aborted: true, ..status(None) }, 107),
+            (
+                "the client left within the stream",
+                Answer { aborted: true, complete: false, ..silent(30) },
+                107 + 30,
+            ),
+            (
+                "the stream broke off after usage that is not the last",
+                Answer {
+                    complete: false,
+                    usage: Some(Ok(Usage { input: Some(100), ..Usage::default() })),
+                    ..silent(30)
+                },
+                107 + 30,
+            ),
+            (
+                "the client left after the last usage",
+                Answer { aborted: true, complete: false, ..stated },
+                150,
+            ),
+        ] {
+            assert_eq!(charged(&answer), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_read_reserves_its_bytes_up_to_the_window() {
+        let (gate, tenant) = (gate(), acme());
+        let settings = settings(|document| document.replace("m*", "*"));
+        let need = |body| {
+            let (mut ticket, _) = gate.open(&settings, body);
+            let mut memory = memory(&gate, &tenant);
+            match gate.admit(Instant::default(), &mut memory, &tenant, &mut ticket) {
+                Entry::Charged { reserved, .. } => reserved,
+                Entry::Refused(refusal) => refusal.need,
+                Entry::Uncharged => unreachable!(),
+            }
+        };
+        assert_eq!(need(Body::NotInspected(Some(0))), 0);
+        assert_eq!(need(Body::Unparsed(Some(0))), 0);
+        assert_eq!(need(Body::Length(Api::Chat, None)), 65_536);
+        assert_eq!(need(Body::NotInspected(Some(5000))), 5000);
+        assert_eq!(need(Body::Unparsed(Some(5000))), 5000);
+        assert_eq!(need(Body::Unparsed(None)), 65_536);
+        // Blanks before the text do not make it cheap.
+        let facts = RequestFacts::chat("m", Tally::default(), 0, Cap::Tokens(10));
+        let cut = |unread| Body::Cut { facts: facts.clone(), unread, early: false };
+        assert_eq!(need(cut(Some(20_000))), 20_000);
+        assert_eq!(need(cut(None)), 65_536);
+        // Nor does a model that nobody knows.
+        let named = super::settings(|document| document);
+        let mut ticket = gate
+            .open(
+                &named,
+                Body::Whole(RequestFacts::chat("x", Tally::of(Class::Tools, 3000), 1, Cap::Absent)),
+            )
+            .0;
+        let entry =
+            gate.admit(Instant::default(), &mut memory(&gate, &tenant), &tenant, &mut ticket);
+        assert!(matches!(entry, Entry::Charged { reserved: 3000, .. }), "{entry:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Which pool a request goes to.
 
-use crate::config::{Model, Pool};
+use crate::config::{Model, OutputReserve, Pool};
 use crate::estimate::Estimate;
 use crate::request::RequestFacts;
 use std::sync::Arc;
@@ -16,12 +16,16 @@ pub struct Budget {
     pub fit: u64,
     /// Expected tokens of all sequences together, for admission and ledgers.
     pub reserve: u64,
+    /// Output tokens of all sequences together, up to their caps.
+    pub output_cap: u64,
+    /// The same, up to what was learned of the model's answers.
+    pub output_learned: u64,
 }
 
 impl Budget {
     /// Adds up a budget. `all` and `largest` are the estimates of all prompts
     /// and of the largest one, without token ids; `media` the tokens of what is
-    /// no text; `output` what one sequence is taken to generate.
+    /// no text.
     pub fn new(
         facts: &RequestFacts,
         all: Estimate,
@@ -32,33 +36,35 @@ impl Budget {
         let whole = |tokens: f64| (tokens.ceil() as u64).saturating_add(media);
         let input = whole(all.mean).saturating_add(facts.token_ids);
         let prompt = whole(largest.high).max(facts.largest_token_ids);
-        let (cap, expected) = match (facts.output_cap(), output) {
-            (Some(cap), Output::Expected(tokens)) => (cap, cap.min(tokens)),
-            (Some(cap), _) => (cap, cap),
-            (None, Output::Reserved(tokens) | Output::Expected(tokens)) => (tokens, tokens),
-            (None, Output::UpTo(window)) => {
-                let rest = window.saturating_sub(prompt);
-                (rest, rest)
-            }
-        };
+        let cap = facts.output_cap().unwrap_or(match output.reserve {
+            OutputReserve::Tokens(tokens) => tokens,
+            OutputReserve::Learned => output.learned,
+            OutputReserve::Longest => output.window.saturating_sub(prompt),
+        });
+        let all_output = |tokens: u64| tokens.saturating_mul(facts.sequences());
+        let (output_cap, output_learned) = (all_output(cap), all_output(cap.min(output.learned)));
+        let reserved =
+            if output.reserve == OutputReserve::Learned { output_learned } else { output_cap };
         Self {
             input,
             fit: prompt.saturating_add(cap),
-            reserve: input.saturating_add(expected.saturating_mul(facts.sequences())),
+            reserve: input.saturating_add(reserved),
+            output_cap,
+            output_learned,
         }
     }
 }
 
-/// Output tokens that one sequence is taken to need.
+/// What is known of the output that one sequence needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// The client's cap, or so many without one.
-    Reserved(u64),
-    /// So many were learned. The cap still decides whether it fits: the engine
-    /// refuses by the cap.
-    Expected(u64),
-    /// The client's cap, or all that a window of so many tokens leaves.
-    UpTo(u64),
+pub struct Output {
+    /// What stands in for a cap that the client did not set.
+    pub reserve: OutputReserve,
+    /// What 95 of 100 answers of the model do not exceed. It never overrules a
+    /// cap where the request must fit: the engine refuses by the cap.
+    pub learned: u64,
+    /// The largest window of the model, in tokens.
+    pub window: u64,
 }
 
 /// How the pool was found.
@@ -125,21 +131,26 @@ mod tests {
         let mut facts = RequestFacts::chat("m", Tally::of(Class::Tools, 400), 2, Cap::Tokens(50));
         facts.n = 3;
         let text = estimate(111.0, 131.5);
-        let budget = |facts: &RequestFacts, output| Budget::new(facts, text, text, 0, output);
-        let capped = Budget { input: 111, fit: 132 + 50, reserve: 111 + 150 };
-        assert_eq!(budget(&facts, Output::Reserved(1024)), capped);
+        let budget = |facts: &RequestFacts, reserve, learned| {
+            let output = Output { reserve, learned, window: 9000 };
+            Budget::new(facts, text, text, 0, output)
+        };
+        let (tokens, learned) = (OutputReserve::Tokens(1024), OutputReserve::Learned);
+        let capped = budget(&facts, tokens, 20);
+        assert_eq!((capped.input, capped.fit, capped.reserve), (111, 132 + 50, 111 + 150));
+        assert_eq!((capped.output_cap, capped.output_learned), (150, 60));
         // What was learned never overrules the cap where it must fit.
-        let learned = Budget { reserve: 111 + 60, ..capped };
-        assert_eq!(budget(&facts, Output::Expected(20)), learned);
-        assert_eq!(budget(&facts, Output::Expected(1024)), capped);
+        assert_eq!(budget(&facts, learned, 20), Budget { reserve: 111 + 60, ..capped });
+        assert_eq!(budget(&facts, learned, 1024).reserve, 111 + 150);
         facts.cap = Cap::Absent;
-        assert_eq!(budget(&facts, Output::Reserved(1024)).fit, 132 + 1024);
-        assert_eq!(budget(&facts, Output::Expected(300)).fit, 132 + 300);
-        assert_eq!(budget(&facts, Output::UpTo(9000)).fit, 9000);
-        let image = Budget::new(&facts, text, text, 1000, Output::Reserved(10));
+        assert_eq!(budget(&facts, tokens, 20).fit, 132 + 1024);
+        assert_eq!(budget(&facts, learned, 300).fit, 132 + 300);
+        assert_eq!(budget(&facts, OutputReserve::Longest, 20).fit, 9000);
+        let output = Output { reserve: OutputReserve::Tokens(10), learned: 10, window: 9000 };
+        let image = Budget::new(&facts, text, text, 1000, output);
         assert_eq!((image.input, image.fit), (1111, 1142));
         facts.api = Api::Completions;
-        assert_eq!(budget(&facts, Output::UpTo(9000)).fit, 132 + 16);
+        assert_eq!(budget(&facts, OutputReserve::Longest, 20).fit, 132 + 16);
     }
 
     proptest! {
@@ -170,7 +181,8 @@ mod tests {
             (facts.cap, facts.n, facts.prompts) = (Cap::Tokens(cap), n, prompts);
             (facts.token_ids, facts.largest_token_ids) = (ids, ids);
             let text = estimate(mean, mean + extra);
-            let budget = Budget::new(&facts, text, text, media, Output::UpTo(9));
+            let output = Output { reserve: OutputReserve::Longest, learned: cap, window: 9 };
+            let budget = Budget::new(&facts, text, text, media, output);
             prop_assert!(budget.fit >= cap && budget.reserve >= budget.input);
         }
     }

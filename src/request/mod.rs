@@ -230,6 +230,11 @@ impl RequestFacts {
         may_ask && self.stream && self.include_usage != Some(true)
     }
 
+    /// Bytes of text and items of ids: about what the prompts weigh.
+    pub fn weight(&self) -> u64 {
+        self.text.total().saturating_add(self.token_ids)
+    }
+
     /// Sequences that the engine will run: prompts × the larger of `n` and `best_of`.
     pub fn sequences(&self) -> u64 {
         self.prompts.saturating_mul(self.n.max(self.best_of))

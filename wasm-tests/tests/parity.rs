@@ -9,6 +9,7 @@ use support::{Worker, config_with, size};
 use tidegate::config::{Config, Inspect, Settings};
 use tidegate::gate::{Answer, Body, Decision, Gate, Settlement, surely_largest};
 use tidegate::request::{Api, Scanner};
+use tidegate::share::NoSlots;
 use tidegate::time::Instant;
 use tidegate::usage::Usage;
 use tidegate_sim::workload::CapPolicy;
@@ -65,8 +66,8 @@ fn read(api: Api, body: &[u8], piece: usize, settings: &Settings) -> Body {
     if at == body.len() {
         return Body::Whole(scanner.finish().unwrap());
     }
-    let facts = scanner.cut((body.len() - at) as u64).unwrap();
-    Body::Cut { facts, known_length: true, early }
+    let unread = (body.len() - at) as u64;
+    Body::Cut { facts: scanner.cut(unread).unwrap(), unread: Some(unread), early }
 }
 
 /// The body as it is, or its text as the prompts of a text completion.
@@ -106,7 +107,7 @@ fn decide_alike(fields: &str) {
     let worker = Worker::new(&config);
     worker.host.set_buffer_limit(16 << 20);
     let settings = Arc::clone(Config::parse(config.as_bytes()).unwrap().base());
-    let mut gate = Gate::new();
+    let mut gate = Gate::new("tidegate", 1);
     let requests = workload.build().unwrap();
     println!("{fields}: {} requests", requests.len());
     for (index, request) in requests.into_iter().enumerate() {
@@ -122,7 +123,7 @@ fn decide_alike(fields: &str) {
             ..Answer::default()
         };
         let now = Instant::from_nanos(worker.host.monotonic());
-        let settlement = gate.close(now, ticket, &ended);
+        let settlement = gate.close(now, &mut NoSlots, ticket, &ended);
 
         let request = Request::json(path, body).chunks(Chunks::Every(piece));
         let outcome = worker.run(request, &answer(index, input, output));

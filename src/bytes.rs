@@ -1,0 +1,13 @@
+//! Reading fixed layouts.
+
+/// The next `N` bytes; `None` if there are fewer.
+pub(crate) fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, rest) = bytes.split_first_chunk::<N>()?;
+    *bytes = rest;
+    Some(*head)
+}
+
+/// The next little-endian number.
+pub(crate) fn take_u64(bytes: &mut &[u8]) -> Option<u64> {
+    take(bytes).map(u64::from_le_bytes)
+}

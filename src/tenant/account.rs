@@ -1,0 +1,436 @@
+//! All limits of one tenant, or of one pool, in one place: a request passes all
+//! of them or is charged to none.
+//!
+//! An account is the content of one slot that workers share. It is changed by
+//! pure functions, so that a driver can run them again when another worker was
+//! faster. Limits are arguments: a new configuration changes what is promised,
+//! never what was charged.
+
+use super::bucket::{Bucket, Charge, Law, Short};
+use crate::time::{Instant, Span};
+
+/// Laws of one account: a rate, and quotas for a minute, an hour and a day.
+pub const LAWS: usize = 4;
+/// Workers that can hold reservations in one account at a time.
+pub const HOLDERS_MAX: usize = 256;
+/// A worker that shows no heartbeat for so long has died with what it held.
+pub const EXPIRY: Span = Span::from_secs(30);
+
+/// What is promised.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The rate and the quotas, each in its place; `None` for no limit.
+    pub laws: [Option<Law>; LAWS],
+    /// Tokens of open requests; `None` for no limit.
+    pub tokens_in_flight: Option<u64>,
+    /// Open requests; `None` for no limit.
+    pub requests: Option<u64>,
+}
+
+/// What a request would hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// What it would be charged: tokens by their weights.
+    pub charge: u64,
+    /// Tokens of KV cache that it may fill.
+    pub tokens: u64,
+}
+
+/// What an open request holds. Give it back to [`Account::settle`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    charges: [Option<Charge>; LAWS],
+    need: Need,
+    /// The holder that has it, among all that ever had the account's.
+    holder: u64,
+}
+
+impl Held {
+    /// What it was charged.
+    pub fn reserved(&self) -> u64 {
+        self.need.charge
+    }
+}
+
+/// Which limit does not cover a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// The law at this place.
+    Law(usize),
+    /// Tokens in flight.
+    TokensInFlight,
+    /// Concurrent requests.
+    Requests,
+    /// More workers hold something than an account can know.
+    Workers,
+}
+
+/// A request that is not covered. Nothing was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The limit that it would wait for longest.
+    pub limit: Limit,
+    /// When it would be covered, if nothing else is charged; for limits on what
+    /// is open that depends on other requests.
+    pub short: Short,
+}
+
+/// What settling did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// Of what was reserved, so much was given back.
+    pub refunded: u64,
+    /// Of that, so much was not due any more under some law.
+    pub clamped: u64,
+    /// So much more than reserved was used.
+    pub exceeded: u64,
+    /// Of that, so much fell below some floor and is forgiven.
+    pub forgiven: u64,
+}
+
+/// Reservations of one worker. One that was taken for dead and comes back is
+/// another holder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Holder {
+    id: u64,
+    incarnation: u64,
+    touched: Instant,
+    tokens: u64,
+    requests: u64,
+}
+
+/// The state of one account; a new one is full and idle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    buckets: [Bucket; LAWS],
+    /// Those that hold something, in no order.
+    holders: Vec<Holder>,
+    /// The last one's number.
+    last_holder: u64,
+}
+
+impl Account {
+    /// Tokens and requests that all workers hold.
+    pub fn open(&self) -> (u64, u64) {
+        self.holders.iter().fold((0, 0), |(tokens, requests), holder| {
+            (tokens.saturating_add(holder.tokens), requests.saturating_add(holder.requests))
+        })
+    }
+
+    /// Tokens that the law at this place has left; negative in debt.
+    pub fn level(&mut self, limits: &Limits, law: usize, now: Instant) -> Option<i64> {
+        let promised = limits.laws.get(law)?.as_ref()?;
+        Some(self.buckets.get_mut(law)?.level(promised, now))
+    }
+
+    /// Charges a request, if every limit covers it.
+    pub fn admit(
+        &mut self,
+        limits: &Limits,
+        now: Instant,
+        incarnation: u64,
+        need: Need,
+    ) -> Result<Held, Refused> {
+        self.check(limits, now, need)?;
+        let Some(holder) = self.holder(now, incarnation) else {
+            // Nobody may hold anything without a name.
+            return Err(Refused { limit: Limit::Workers, short: Short::Until(EXPIRY) });
+        };
+        holder.tokens = holder.tokens.saturating_add(need.tokens);
+        holder.requests = holder.requests.saturating_add(1);
+        let holder = holder.id;
+        let mut charges = [None; LAWS];
+        for ((bucket, law), charge) in self.buckets.iter_mut().zip(&limits.laws).zip(&mut charges) {
+            *charge = law.as_ref().map(|law| bucket.charge(law, now, need.charge));
+        }
+        Ok(Held { charges, need, holder })
+    }
+
+    /// Whether every limit covers a request; charges nothing.
+    pub fn check(&mut self, limits: &Limits, now: Instant, need: Need) -> Result<(), Refused> {
+        let mut worst: Option<Refused> = None;
+        let mut refuse = |limit, short| {
+            let longer = |known: &Refused| match (known.short, short) {
+                (Short::Never, _) => false,
+                (Short::Until(_), Short::Never) => true,
+                (Short::Until(known), Short::Until(new)) => new > known,
+            };
+            if worst.as_ref().is_none_or(longer) {
+                worst = Some(Refused { limit, short });
+            }
+        };
+        for (at, (bucket, law)) in self.buckets.iter_mut().zip(&limits.laws).enumerate() {
+            if let Some(Err(short)) = law.as_ref().map(|law| bucket.check(law, now, need.charge)) {
+                refuse(Limit::Law(at), short);
+            }
+        }
+        let (tokens, requests) = self.open();
+        let over = |open: u64, more: u64, max: Option<u64>| {
+            max.filter(|max| open.saturating_add(more) > *max)
+                .map(|max| if more > max { Short::Never } else { Short::Until(Span::default()) })
+        };
+        if let Some(short) = over(tokens, need.tokens, limits.tokens_in_flight) {
+            refuse(Limit::TokensInFlight, short);
+        }
+        if let Some(short) = over(requests, 1, limits.requests) {
+            refuse(Limit::Requests, short);
+        }
+        worst.map_or(Ok(()), Err)
+    }
+
+    /// Ends a request that used `actual` of what it was charged.
+    pub fn settle(&mut self, now: Instant, held: &Held, actual: u64) -> Settled {
+        self.release(now, held);
+        let mut settled = Settled {
+            refunded: held.need.charge.saturating_sub(actual),
+            exceeded: actual.saturating_sub(held.need.charge),
+            ..Settled::default()
+        };
+        for (bucket, charge) in self.buckets.iter_mut().zip(held.charges) {
+            let Some(charge) = charge else { continue };
+            let corrected = bucket.correct(now, charge, actual);
+            settled.clamped = settled.clamped.max(corrected.clamped);
+            settled.forgiven = settled.forgiven.max(corrected.forgiven);
+        }
+        settled
+    }
+
+    fn release(&mut self, now: Instant, held: &Held) {
+        // What was taken for dead has nothing left to give back.
+        if let Some(holder) = self.holders.iter_mut().find(|one| one.id == held.holder) {
+            holder.tokens = holder.tokens.saturating_sub(held.need.tokens);
+            holder.requests = holder.requests.saturating_sub(1);
+            holder.touched = now;
+        }
+        self.holders.retain(|holder| holder.requests > 0);
+    }
+
+    fn holder(&mut self, now: Instant, incarnation: u64) -> Option<&mut Holder> {
+        let at = self.holders.iter().position(|one| one.incarnation == incarnation);
+        let at = at.or_else(|| {
+            (self.holders.len() < HOLDERS_MAX).then(|| {
+                self.last_holder = self.last_holder.wrapping_add(1);
+                let id = self.last_holder;
+                self.holders.push(Holder { id, incarnation, ..Holder::default() });
+                self.holders.len() - 1
+            })
+        })?;
+        let holder = self.holders.get_mut(at)?;
+        holder.touched = now;
+        Some(holder)
+    }
+
+    /// Takes back what workers hold that neither live nor touched the account
+    /// for [`EXPIRY`]. Their charges stand: nobody knows what was used. Returns
+    /// the requests that were given up.
+    pub fn expire(&mut self, now: Instant, alive: impl Fn(u64) -> bool) -> u64 {
+        let mut expired: u64 = 0;
+        self.holders.retain(|holder| {
+            let dead = !alive(holder.incarnation) && now.since(holder.touched) > EXPIRY;
+            expired = expired.saturating_add(if dead { holder.requests } else { 0 });
+            !dead
+        });
+        expired
+    }
+}
+
+/// The account as the bytes of a slot.
+mod layout {
+    use super::{Account, HOLDERS_MAX, Holder};
+    use crate::bytes::{take, take_u64};
+    use crate::tenant::bucket::Bucket;
+    use crate::time::Instant;
+
+    const MAGIC: u32 = u32::from_le_bytes(*b"TGac");
+    const LAYOUT: u32 = 2;
+
+    impl Account {
+        /// The bytes of the slot of the account whose full name has this hash.
+        pub fn encode(&self, key: u64) -> Vec<u8> {
+            let mut bytes = Vec::new();
+            bytes.extend(MAGIC.to_le_bytes());
+            bytes.extend(LAYOUT.to_le_bytes());
+            bytes.extend(key.to_le_bytes());
+            for bucket in &self.buckets {
+                bucket.encode(&mut bytes);
+            }
+            bytes.extend(self.last_holder.to_le_bytes());
+            bytes.extend((self.holders.len() as u32).to_le_bytes());
+            for holder in &self.holders {
+                bytes.extend(holder.id.to_le_bytes());
+                bytes.extend(holder.incarnation.to_le_bytes());
+                bytes.extend(holder.touched.as_nanos().to_le_bytes());
+                bytes.extend(holder.tokens.to_le_bytes());
+                bytes.extend(holder.requests.to_le_bytes());
+            }
+            bytes
+        }
+
+        /// `None` if the bytes are not this account's in this layout.
+        pub fn decode(key: u64, mut bytes: &[u8]) -> Option<Self> {
+            let rest = &mut bytes;
+            let head: [u32; 2] = [take(rest)?, take(rest)?].map(u32::from_le_bytes);
+            if head != [MAGIC, LAYOUT] || take_u64(rest)? != key {
+                return None;
+            }
+            let mut account = Self::default();
+            for bucket in &mut account.buckets {
+                *bucket = Bucket::decode(rest)?;
+            }
+            account.last_holder = take_u64(rest)?;
+            let holders = u32::from_le_bytes(take(rest)?);
+            if holders as usize > HOLDERS_MAX {
+                return None;
+            }
+            for _ in 0..holders {
+                account.holders.push(Holder {
+                    id: take_u64(rest)?,
+                    incarnation: take_u64(rest)?,
+                    touched: Instant::from_nanos(take_u64(rest)?),
+                    tokens: take_u64(rest)?,
+                    requests: take_u64(rest)?,
+                });
+            }
+            rest.is_empty().then_some(account)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(millis: u64) -> Instant {
+        Instant::from_nanos(millis * 1_000_000)
+    }
+
+    fn limits() -> Limits {
+        Limits {
+            laws: [
+                Some(Law::per_second(100, 1000, 500)),
+                Some(Law { tokens: 6000, period: Span::from_secs(60), burst: 2500, floor: 0 }),
+                None,
+                None,
+            ],
+            tokens_in_flight: Some(2000),
+            requests: Some(3),
+        }
+    }
+
+    fn need(charge: u64) -> Need {
+        Need { charge, tokens: charge }
+    }
+
+    #[test]
+    fn a_request_passes_all_limits_or_is_charged_to_none() {
+        let (limits, mut account) = (limits(), Account::default());
+        let held = account.admit(&limits, at(0), 1, need(900)).unwrap();
+        let before = account.clone();
+        let refused = account.admit(&limits, at(0), 2, need(200)).unwrap_err();
+        assert_eq!(refused.limit, Limit::Law(0));
+        assert_eq!(refused.short, Short::Until(Span::from_secs(1)));
+        assert_eq!(account, before);
+        // The rate has filled up again, but the tokens in flight have not ended.
+        let refused = account.admit(&limits, at(20_000), 2, Need { charge: 100, tokens: 1200 });
+        assert_eq!(refused.unwrap_err().limit, Limit::TokensInFlight);
+        let more = account.admit(&limits, at(20_000), 2, need(1000)).unwrap();
+        // The rate covers it in 1 s; what lasts longest is told.
+        let refused = account.check(&limits, at(20_000), Need { charge: 100, tokens: 3000 });
+        assert_eq!(refused, Err(Refused { limit: Limit::TokensInFlight, short: Short::Never }));
+        assert_eq!(account.open(), (1900, 2));
+        account.settle(at(21_000), &held, 900);
+        account.settle(at(21_000), &more, 400);
+        assert_eq!(account.open(), (0, 0));
+        assert_eq!(account.level(&limits, 0, at(21_000)), Some(700));
+    }
+
+    #[test]
+    fn concurrent_requests_are_counted_over_all_workers() {
+        let (limits, mut account) = (limits(), Account::default());
+        let held: Vec<Held> =
+            (0..3).map(|worker| account.admit(&limits, at(0), worker, need(1)).unwrap()).collect();
+        assert_eq!(account.admit(&limits, at(0), 9, need(1)).unwrap_err().limit, Limit::Requests);
+        for held in held {
+            account.settle(at(0), &held, 1);
+        }
+        assert!(account.admit(&limits, at(0), 9, need(1)).is_ok());
+    }
+
+    #[test]
+    fn a_dead_worker_s_reservations_come_back_and_a_live_one_s_never_do() {
+        let (limits, mut account) = (limits(), Account::default());
+        let dead = account.admit(&limits, at(0), 1, need(100)).unwrap();
+        let live = account.admit(&limits, at(0), 2, need(200)).unwrap();
+        assert_eq!(account.expire(at(30_000), |worker| worker == 2), 0);
+        assert_eq!(account.expire(at(30_001), |worker| worker == 2), 1);
+        assert_eq!(account.open(), (200, 1));
+        // A worker that was only slow finds nothing to give back twice, not even
+        // what it holds anew.
+        let anew = account.admit(&limits, at(31_000), 1, need(50)).unwrap();
+        account.settle(at(31_000), &dead, 100);
+        assert_eq!(account.open(), (250, 2));
+        account.settle(at(31_000), &anew, 50);
+        assert_eq!(account.open(), (200, 1));
+        assert_eq!(account.expire(at(9_000_000), |worker| worker == 2), 0);
+        account.settle(at(9_000_000), &live, 200);
+        assert_eq!(account.open(), (0, 0));
+    }
+
+    #[test]
+    fn new_limits_do_not_fill_a_bucket() {
+        let (mut limits, mut account) = (limits(), Account::default());
+        account.admit(&limits, at(0), 1, need(900)).unwrap();
+        limits.laws[0].as_mut().unwrap().burst = 2000;
+        assert_eq!(account.level(&limits, 0, at(0)), Some(1100));
+        limits.laws[0].as_mut().unwrap().burst = 500;
+        assert_eq!(account.level(&limits, 0, at(0)), Some(-400));
+    }
+
+    proptest! {
+        /// What is open is what was admitted and not settled; what cannot be
+        /// admitted leaves no trace; and all survives its encoding.
+        #[test]
+        fn reservations_are_conserved(
+            steps in prop::collection::vec((0_u8..3, 0_u64..900, 0_u64..4, 0_u64..2000), 1..80),
+        ) {
+            let (limits, mut account) = (limits(), Account::default());
+            let (mut open, mut now) = (Vec::<(u64, Held)>::new(), 0);
+            for (kind, tokens, worker, millis) in steps {
+                now += millis;
+                match kind {
+                    0 if !open.is_empty() => {
+                        let (_, held) = open.remove(tokens as usize % open.len());
+                        account.settle(at(now), &held, tokens);
+                    }
+                    _ => {
+                        account.level(&limits, 0, at(now));
+                        account.level(&limits, 1, at(now));
+                        let before = account.clone();
+                        if let Ok(held) = account.admit(&limits, at(now), worker, need(tokens)) {
+                            open.push((worker, held));
+                        } else {
+                            prop_assert_eq!(&account, &before);
+                        }
+                    }
+                }
+                let tokens: u64 = open.iter().map(|(_, held)| held.need.tokens).sum();
+                prop_assert_eq!(account.open(), (tokens, open.len() as u64));
+                let bytes = account.encode(7);
+                prop_assert_eq!(Account::decode(7, &bytes), Some(account.clone()));
+                prop_assert_eq!(Account::decode(8, &bytes), None);
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in any::<Vec<u8>>(), cut in 0_usize..200) {
+            let _ = Account::decode(0, &bytes);
+            let mut account = Account::default();
+            account.admit(&limits(), at(0), 1, need(9)).unwrap();
+            let mut whole = account.encode(0);
+            whole.truncate(cut);
+            whole.extend(&bytes);
+            let _ = Account::decode(0, &whole);
+        }
+    }
+}
