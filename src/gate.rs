@@ -198,6 +198,10 @@ pub struct Settlement {
     pub spill_unclear: bool,
     /// The estimator learned from it.
     pub learned: bool,
+    /// Prompt and output tokens of a success: what the answer stated, and the
+    /// estimate for what it did not; `None` if neither is there. What a quota
+    /// counts.
+    pub tokens: Option<u64>,
     /// What its tenant was charged in the end, in place of what it reserved.
     pub charged: Option<Charged>,
 }
@@ -424,6 +428,10 @@ impl Gate {
             _ => {}
         }
         settlement.disagreed = answer.disagreed;
+        if success {
+            let budget = ticket.estimated.as_ref().map(|estimated| estimated.budget);
+            settlement.tokens = tokens(&settlement.usage, budget);
+        }
         let Some(estimated) = &ticket.estimated else { return settlement };
         if !success {
             let Some(overflow) = answer.overflow else { return settlement };
@@ -559,6 +567,13 @@ fn used(
         // It failed, refused, or was never reached.
         _ => 0,
     }
+}
+
+fn tokens(usage: &Usage, budget: Option<Budget>) -> Option<u64> {
+    let input = usage.input.or(budget.map(|budget| budget.input));
+    let output = usage.output.or(budget.map(|budget| budget.reserve.saturating_sub(budget.input)));
+    let known = input.is_some() || output.is_some();
+    known.then(|| input.unwrap_or(0).saturating_add(output.unwrap_or(0)))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

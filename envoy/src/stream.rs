@@ -349,6 +349,7 @@ impl HttpContext for Stream {
         if let Some(settlement) = self.close() {
             publish_number("tidegate_actual_input", settlement.usage.input);
             publish_number("tidegate_actual_output", settlement.usage.output);
+            publish_number("tidegate_tokens", settlement.tokens);
         }
     }
 }

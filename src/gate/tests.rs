@@ -72,6 +72,31 @@ fn each_way_to_decide_has_its_reason() {
 }
 
 #[test]
+fn a_quota_counts_what_was_stated_and_estimates_the_rest() {
+    let mut gate = gate();
+    let body = || Body::Whole(chat(8000, Cap::Tokens(100)));
+    let budget = open(&gate, body()).1.budget.unwrap();
+    assert!(budget.input > 0 && budget.reserve == budget.input + 100);
+    let mut tokens = |body, input, output| {
+        let usage = Usage { input, output, ..Usage::default() };
+        let told = if usage == Usage::default() { Err(Missing::Aborted) } else { Ok(usage) };
+        let answer = Answer { status: Some(200), usage: Some(told), ..Answer::default() };
+        close(&mut gate, body, &answer).tokens
+    };
+    assert_eq!(tokens(body(), None, None), Some(budget.reserve));
+    assert_eq!(tokens(body(), None, Some(2)), Some(budget.input + 2));
+    assert_eq!(tokens(body(), Some(70), None), Some(170));
+    assert_eq!(tokens(body(), Some(70), Some(2)), Some(72));
+    assert_eq!(tokens(Body::Unparsed(None), Some(70), None), Some(70));
+    assert_eq!(tokens(Body::Unparsed(None), None, None), None);
+    // Nothing was served.
+    for status in [None, Some(400), Some(500)] {
+        let answer = Answer { status, ..used(70, 2) };
+        assert_eq!(close(&mut gate, body(), &answer).tokens, None, "{status:?}");
+    }
+}
+
+#[test]
 fn a_length_alone_decides_in_headers_mode() {
     let (gate, settings) = (gate(), settings(|document| document.replace("m*", "*")));
     let pool = |length| {
