@@ -27,6 +27,13 @@ demo: wasm envoy ## pools, Envoy and a few hundred requests, on this machine
 test: lint wasm envoy ## every check, at reduced size
 	cargo test --workspace --exclude tidegate-envoy
 	cargo build --quiet -p tidegate -p tidegate-sim --target wasm32-unknown-unknown
+	@if { command -v redis-server && pkg-config --exists openssl; } >/dev/null 2>&1 \
+	  || [[ ",$${TIDEGATE_REQUIRE:-}," == *,redis,* ]]; then $(MAKE) --no-print-directory fleet; \
+	else echo "skipped: quotas over many Envoys need redis-server, pkg-config and OpenSSL's headers"; fi
+
+.PHONY: fleet
+fleet: wasm envoy ## one quota over two Envoys; needs redis-server, pkg-config and OpenSSL's headers
+	cargo test --manifest-path wasm-tests/ratelimit-service/Cargo.toml --target-dir target
 
 .PHONY: prove
 prove: wasm envoy ## the sizes that are claimed; writes docs/proof.md

@@ -375,7 +375,7 @@ impl Drop for Envoy {
 
 /// Kills the process and removes the folder when we die without running `drop`:
 /// then the pipe that only we hold ends.
-fn watchdog(pid: u32, folder: &Path) -> Option<Child> {
+pub(crate) fn watchdog(pid: u32, folder: &Path) -> Option<Child> {
     Command::new("sh")
         .args(["-c", "read -r _; kill -9 \"$0\"; rm -rf -- \"$1\"", &pid.to_string()])
         .arg(folder)
@@ -423,10 +423,10 @@ impl Lines {
 
 /// A folder of our own that goes when it is dropped.
 #[derive(Debug)]
-struct Folder(PathBuf);
+pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    fn new() -> Result<Self, String> {
+    pub(crate) fn new() -> Result<Self, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("tidegate-envoy-{}-{count}", std::process::id());

@@ -61,11 +61,18 @@ pub fn wasm_file() -> Result<PathBuf, String> {
 /// When something is missing and `TIDEGATE_REQUIRE` lists `envoy`: there a skip
 /// is a failure.
 pub fn missing() -> bool {
-    let Err(reason) = envoy_binary().and_then(|_| wasm_file()) else { return false };
+    match envoy_binary().and_then(|_| wasm_file()) {
+        Ok(_) => false,
+        Err(reason) => skip("envoy", &reason),
+    }
+}
+
+/// Says that a test is skipped, or fails where it may not be; true.
+pub(crate) fn skip(part: &str, reason: &str) -> bool {
     let required = env::var("TIDEGATE_REQUIRE").unwrap_or_default();
     assert!(
-        !required.split(',').any(|part| part.trim() == "envoy"),
-        "TIDEGATE_REQUIRE lists envoy, but: {reason}"
+        !required.split(',').any(|listed| listed.trim() == part),
+        "TIDEGATE_REQUIRE lists {part}, but: {reason}"
     );
     eprintln!("skipped: {reason}");
     true

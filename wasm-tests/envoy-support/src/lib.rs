@@ -1,4 +1,4 @@
-//! A real Envoy for tests and for the demo.
+//! A real Envoy for tests and for the demo, and a real Redis for tests.
 //!
 //! [`Envoy::builder`] takes `envoy/envoy.yaml`, puts free ports and the path of
 //! the filter into it, starts Envoy and waits until it serves. What a test
@@ -31,6 +31,7 @@ mod backend;
 mod envoy;
 mod find;
 mod http;
+mod redis;
 mod template;
 mod trap;
 
@@ -38,5 +39,6 @@ pub use backend::{Answer, Backend};
 pub use envoy::{Builder, Envoy, eventually};
 pub use find::{envoy_binary, missing, wasm_file};
 pub use http::{Connection, Request, Response};
-pub use template::{ENVOY_YAML, TWO_INSTANCES_YAML, Template};
+pub use redis::{Redis, redis_missing};
+pub use template::{ENVOY_YAML, RATELIMIT_YAML, TWO_INSTANCES_YAML, Template};
 pub use trap::trap_at;

@@ -6,6 +6,9 @@ pub const ENVOY_YAML: &str = include_str!("../../../envoy/envoy.yaml");
 /// `envoy/two-instances.yaml`: two filters in one chain, switched per route.
 pub const TWO_INSTANCES_YAML: &str = include_str!("../../../envoy/two-instances.yaml");
 
+/// `envoy/ratelimit/envoy.yaml`: one quota over many Envoys.
+pub const RATELIMIT_YAML: &str = include_str!("../../../envoy/ratelimit/envoy.yaml");
+
 /// The text of a configuration, and how to change it. Every change must find
 /// its place exactly once; anything else is an error.
 #[derive(Debug, Clone)]
