@@ -10,6 +10,7 @@
 //! version of each part, so it is commutative, associative and idempotent, and
 //! lost or repeated exchanges do no harm.
 
+use crate::bytes::{take, take_u64};
 use crate::estimate::{Learned, Learner, hash};
 use crate::time::{Instant, Span};
 use std::collections::BTreeMap;
@@ -89,10 +90,10 @@ impl Part {
         if u32::from_le_bytes(take(rest)?) != MAGIC || u32::from_le_bytes(take(rest)?) != LAYOUT {
             return None;
         }
-        let instance = u64::from_le_bytes(take(rest)?);
-        let owner = u64::from_le_bytes(take(rest)?);
-        let version = u64::from_le_bytes(take(rest)?);
-        let heartbeat = Instant::from_nanos(u64::from_le_bytes(take(rest)?));
+        let instance = take_u64(rest)?;
+        let owner = take_u64(rest)?;
+        let version = take_u64(rest)?;
+        let heartbeat = Instant::from_nanos(take_u64(rest)?);
         let learned = Learned::decode(rest)?;
         Some(Self { instance, owner, version, heartbeat, learned })
     }
@@ -101,12 +102,6 @@ impl Part {
         // Also a heartbeat from far ahead: its clock is not ours.
         now.since(self.heartbeat) > STALE || self.heartbeat.since(now) > STALE
     }
-}
-
-fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
-    let (head, rest) = bytes.split_first_chunk::<N>()?;
-    *bytes = rest;
-    Some(*head)
 }
 
 /// The newest known version of every part.

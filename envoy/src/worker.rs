@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tidegate::config::{Config, Tenants};
 use tidegate::gate::Gate;
 use tidegate::share::{Exchange, Slots, Updated};
+use tidegate::time::Span;
 
 /// Instances that one VM remembers; those without streams go first.
 const WORKERS_MAX: usize = 16;
@@ -28,6 +29,8 @@ pub(crate) struct Worker {
     /// VMs that serve no request take no part in the exchange.
     serving: bool,
     exchange: Exchange,
+    /// When what was learned was last logged.
+    exported: tidegate::time::Instant,
 }
 
 thread_local! {
@@ -59,15 +62,21 @@ impl Instance {
     pub(crate) fn tick(&self) {
         let decay = self.config.base().estimator.decay;
         let mut worker = self.worker.borrow_mut();
-        let Worker { gate, serving, exchange, .. } = &mut *worker;
+        let Worker { gate, serving, exchange, exported, .. } = &mut *worker;
         let now = host::now();
         exchange.tick(now, &mut SharedData, gate.learner_mut(), decay, *serving);
         let alive = |incarnation| exchange.alive(now, incarnation);
         let tenants = self.config.tenants.as_ref().map_or(&[][..], Tenants::all);
         let expired = gate.ledger_mut().tick(&mut SharedData, now, tenants.iter(), alive);
         self.metrics.tenants.expired(expired);
-        // One worker speaks for all: gauges are not added up.
+        // One worker speaks for all: gauges are not added up, and one log line
+        // tells what all of them learned.
         if exchange.is_first(now) {
+            let period = Span::from_secs(self.config.base().estimator.export_seconds);
+            if period > Span::default() && now.since(*exported) >= period {
+                *exported = now;
+                log::info!("tidegate: {}: learned {}", self.config.name, gate.learner().export());
+            }
             for (at, tenant) in tenants.iter().enumerate() {
                 let status = gate.ledger().status(&mut SharedData, now, tenant);
                 self.metrics.tenants.set(at, &status);
@@ -96,6 +105,7 @@ fn worker(name: &str) -> Rc<RefCell<Worker>> {
         gate: Gate::new(name, incarnation),
         serving: false,
         exchange: Exchange::new(name, incarnation),
+        exported: host::now(),
     };
     let worker = Rc::new(RefCell::new(worker));
     WORKERS.with_borrow_mut(|workers| {

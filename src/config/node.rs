@@ -165,7 +165,8 @@ impl<'a> Members<'a> {
     pub(super) fn entries(&self) -> Vec<(&'a str, Node<'a>)> {
         let node = |(key, value): (&'a String, &'a Value)| {
             let path = self.path_of(key);
-            (key.as_str(), Node { path, value, unknown: self.node.unknown })
+            let Node { unknown, secret, .. } = self.node;
+            (key.as_str(), Node { path, value, unknown, secret })
         };
         self.members.iter().map(node).collect()
     }

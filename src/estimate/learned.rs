@@ -4,6 +4,7 @@ use super::ema::{RATIOS_MAX, Ratio, Ratios};
 use super::output::{Lengths, OUTPUTS_MAX, Outputs};
 use super::regress::{Evidence, EvidenceTable};
 use super::{Key, MODELS_MAX};
+use crate::bytes::{take, take_u64};
 use crate::time::Instant;
 
 /// What one worker learned, or a blend of what several did.
@@ -74,12 +75,12 @@ impl Learned {
             return None;
         }
         for _ in 0..count {
-            let key = Key(u64::from_le_bytes(take(rest)?));
+            let key = Key(take_u64(rest)?);
             let ratio = Ratio {
                 mean: f64::from_le_bytes(take(rest)?),
                 deviation: f64::from_le_bytes(take(rest)?),
                 samples: f64::from_le_bytes(take(rest)?),
-                taught: Instant::from_nanos(u64::from_le_bytes(take(rest)?)),
+                taught: Instant::from_nanos(take_u64(rest)?),
             };
             let sane = |value: f64, max: f64| (0.0..=max).contains(&value);
             let mean = ratio.mean > 0.0 && sane(ratio.mean, 1e3);
@@ -93,8 +94,8 @@ impl Learned {
             return None;
         }
         for _ in 0..count {
-            let key = Key(u64::from_le_bytes(take(rest)?));
-            let mut evidence = Evidence::none(Instant::from_nanos(u64::from_le_bytes(take(rest)?)));
+            let key = Key(take_u64(rest)?);
+            let mut evidence = Evidence::none(Instant::from_nanos(take_u64(rest)?));
             evidence.answers = f64::from_le_bytes(take(rest)?);
             for number in evidence.numbers_mut() {
                 *number = f32::from_le_bytes(take(rest)?);
@@ -106,8 +107,8 @@ impl Learned {
             return None;
         }
         for _ in 0..count {
-            let key = Key(u64::from_le_bytes(take(rest)?));
-            let taught = Instant::from_nanos(u64::from_le_bytes(take(rest)?));
+            let key = Key(take_u64(rest)?);
+            let taught = Instant::from_nanos(take_u64(rest)?);
             let [filled] = take(rest)?;
             let mut pairs = Vec::with_capacity(usize::from(filled));
             for _ in 0..filled {
@@ -118,12 +119,6 @@ impl Learned {
         }
         rest.is_empty().then_some(learned)
     }
-}
-
-fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
-    let (head, rest) = bytes.split_first_chunk::<N>()?;
-    *bytes = rest;
-    Some(*head)
 }
 
 #[cfg(test)]

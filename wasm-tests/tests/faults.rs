@@ -60,6 +60,31 @@ fn a_trap_costs_the_vm_and_not_what_it_learned() {
     assert_eq!(parts, 1, "the dead VM's part was taken over");
 }
 
+/// What one instance logs another takes as its prior, and estimates as well.
+#[test]
+fn what_was_learned_is_logged_and_can_be_given_back() {
+    let host = Host::new();
+    let config = support::config_with(r#""estimator": {"export_seconds": 10}"#);
+    let worker = Worker::on(&host, "a", &config);
+    for _ in 0..60 {
+        worker.chat(8000, 4000);
+    }
+    for _ in 0..9 {
+        tick(&host, &[&worker]);
+    }
+    let logged = |host: &Host| -> Vec<String> {
+        let lines = host.log().into_iter().map(|line| line.text);
+        lines.filter_map(|line| Some(line.split_once("learned ")?.1.to_owned())).collect()
+    };
+    assert!(logged(&host).is_empty(), "too early");
+    tick(&host, &[&worker]);
+    let learned = logged(&host).pop().expect("a line");
+    let given = support::config_with(&format!(r#""estimator": {{"learned": {learned}}}"#));
+    let (known, new) = (Worker::new(&given), Worker::new(CONFIG));
+    let off = |worker: &Worker| estimate(worker).abs_diff(4000);
+    assert!(off(&known) < 150 && off(&new) > 500, "{} and {}", off(&known), off(&new));
+}
+
 #[test]
 fn shared_data_that_never_takes_a_write_does_no_harm() {
     let host = Host::new();
