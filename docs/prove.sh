@@ -28,12 +28,28 @@ $("${ENVOY:-envoy}" --version | grep -o 'version: [^ ]*' | cut -d/ -f2) (Envoy),
 EOF
 
 if [ -f "$data/tokens/chat_bodies.jsonl.gz" ]; then
-  for tokenizer in llama3 qwen3 cl100k_base o200k_base; do
-    prove "Estimators on real bodies, $tokenizer" \
-      "tidegate-sim calibrate --bodies chat_bodies.jsonl.gz --tokenizer $tokenizer --threshold 4096" \
-      $sim calibrate --bodies "$data/tokens/chat_bodies.jsonl.gz" --tokenizer $tokenizer --threshold 4096
+  calibrate() {
+    for threshold in 512 2048 8192; do
+      $sim calibrate --bodies "$data/tokens/chat_bodies.jsonl.gz" "$@" --threshold "$threshold"
+    done
+  }
+  for of in "--tokenizer llama3" "--tokenizer qwen3" "--tokenizer cl100k_base" \
+    "--tokenizer o200k_base" --mixed; do
+    prove "Estimators on real bodies, ${of##* }" \
+      "tidegate-sim calibrate --bodies chat_bodies.jsonl.gz $of --threshold <512|2048|8192>" calibrate $of
   done
 fi
+
+if command -v valgrind >/dev/null; then
+  prove "Native instructions for a byte of a chat" "docs/instructions.sh" docs/instructions.sh
+else
+  say "" "Native instructions were left out: counting them needs valgrind."
+fi
+
+keep='promised|test result'
+prove "A tenant's rate over 60 s, two and four workers, and every end of a request" \
+  "TIDEGATE_PROVE=1 cargo test -p tidegate-wasm-tests --test tenants_envoy -- --nocapture" \
+  lines cargo test -q -p tidegate-wasm-tests --test tenants_envoy -- --nocapture
 
 if cargo +nightly fuzz --version >/dev/null 2>&1; then
   # Four million for each scanner, two million for the configuration.
