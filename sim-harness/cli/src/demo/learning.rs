@@ -9,8 +9,6 @@ use crate::text::Kind;
 
 /// Where one group of requests ends and the next begins.
 const ENDS: [usize; 5] = [25, 50, 100, 200, 300];
-/// The filter's ratio before anything is learned.
-const START_RATIO: f64 = 4.0;
 /// How many requests of a kind are its first and its last ones.
 const FEW: usize = 2;
 
@@ -20,8 +18,8 @@ pub(super) fn print(outcomes: &[Outcome], out: &mut dyn Write) -> io::Result<()>
     table(out, &by_age(outcomes))?;
     writeln!(
         out,
-        "\nThe same by kind of text: the true bytes per token, which the filter has to find, beside\n\
-         the ratio that it starts from; then the mean |error| of the kind's first and last requests"
+        "\nThe same by kind of text: its true bytes per token, which nobody tells the filter, and the\n\
+         mean |error| of the kind's first and last requests"
     )?;
     table(out, &by_kind(outcomes))
 }
@@ -42,7 +40,7 @@ fn by_kind(outcomes: &[Outcome]) -> Vec<Vec<String>> {
     for outcome in outcomes {
         kinds.entry(outcome.kind).or_default().push(outcome);
     }
-    let head = ["  text", "requests", "true ratio", "start", "first 2", "last 2"];
+    let head = ["  text", "requests", "bytes/token", "first 2", "last 2"];
     let mut rows = vec![row(head)];
     for (kind, group) in kinds {
         let bytes: usize = group.iter().map(|outcome| outcome.content_bytes).sum();
@@ -53,7 +51,6 @@ fn by_kind(outcomes: &[Outcome]) -> Vec<Vec<String>> {
             &format!("  {}", kind.name()),
             &group.len().to_string(),
             &format!("{:.1}", bytes as f64 / tokens.max(1.0)),
-            &format!("{START_RATIO:.1}"),
             &error(group.iter().copied().take(FEW)),
             &last.map_or("-".into(), |from| error(group.iter().copied().skip(from))),
         ]));
@@ -100,14 +97,9 @@ mod tests {
     #[test]
     fn kinds_show_their_ratio_and_both_ends() {
         let rows = by_kind(&outcomes(60));
-        assert_eq!(rows[1][..].join(" "), "  english 51 2.0 4.0 50.0 % 10.0 %");
-        assert_eq!(rows[2][..].join(" "), "  hindi 9 2.0 4.0 50.0 % 10.0 %");
+        assert_eq!(rows[1][..].join(" "), "  english 51 2.0 50.0 % 10.0 %");
+        assert_eq!(rows[2][..].join(" "), "  hindi 9 2.0 50.0 % 10.0 %");
         // Two requests: the last ones would be the first ones again.
-        assert_eq!(by_kind(&outcomes(8))[2].join(" "), "  hindi 2 2.0 4.0 50.0 % -");
-    }
-
-    #[test]
-    fn the_start_ratio_is_the_filters_own() {
-        assert_eq!(START_RATIO, tidegate::estimate::Settings::default().start_ratio);
+        assert_eq!(by_kind(&outcomes(8))[2].join(" "), "  hindi 2 2.0 50.0 % -");
     }
 }
