@@ -12,7 +12,7 @@ use tidegate::usage::{self, Filter, Merged, NoUsage, Overflow, OverflowScanner, 
 /// the stream.
 const METADATA: [&str; 3] = ["metadata", "typed_filter_metadata", "envoy.ai.token_usage"];
 
-/// Bytes of an answer that stand for one token, if nothing better is known.
+/// Bytes of a document that stand for one token; of a stream its events do.
 const TOKEN_BYTES: u64 = 4;
 
 /// What was seen of the answer.
@@ -122,7 +122,6 @@ impl Watched {
 
     /// What all sources told; while the stream lives.
     pub(crate) fn finish(self, sources: &[UsageSource]) -> Told {
-        // Before an event tells a token: some bytes of text and what dresses it.
         let mut told = Told { output_seen: self.bytes / TOKEN_BYTES, ..Told::default() };
         if let Some(filter) = self.hide {
             told.hidden = filter.hidden();
@@ -142,6 +141,9 @@ impl Watched {
                 Ok(Reader::Usage(scanner)) => {
                     let body = scanner.finish();
                     told.stopped_by_length = body.stopped_by_length;
+                    if body.events > 0 {
+                        told.output_seen = body.events;
+                    }
                     body.usage.map_err(|none| match none {
                         NoUsage::Unreadable => Missing::Unreadable,
                         NoUsage::Absent => Missing::Absent,

@@ -57,6 +57,8 @@ pub struct Told {
     /// A sequence ended because it met its limit of tokens: the client's cap or
     /// the engine's window (`finish_reason: "length"` and its like).
     pub stopped_by_length: bool,
+    /// Events with data, about one for each token; none in a document.
+    pub events: u64,
 }
 
 /// Why an answer's bytes gave no usage.
@@ -114,17 +116,18 @@ impl Scanner {
     /// What the answer stated: of a stream, the last word on each thing. A
     /// stream that broke off may be finished too: what it said so far stands.
     pub fn finish(self) -> Told {
-        let (total, ended) = match self.0 {
+        let (total, ended, events) = match self.0 {
             Kind::Json(mut json, mut reader) => {
                 if json.finish(&mut reader).is_err() {
-                    return Told { usage: Err(NoUsage::Unreadable), stopped_by_length: false };
+                    let usage = Err(NoUsage::Unreadable);
+                    return Told { usage, stopped_by_length: false, events: 0 };
                 }
                 reader.end_document(true);
-                (reader.total, true)
+                (reader.total, true, 0)
             }
             Kind::Sse(events) => events.finish(),
         };
         let usage = total.usage(ended).ok_or(NoUsage::Absent);
-        Told { usage, stopped_by_length: total.stopped() }
+        Told { usage, stopped_by_length: total.stopped(), events }
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct Events {
     json: json::Scanner,
     reader: Reader,
     ended: bool,
+    /// Events with data.
+    count: u64,
 }
 
 impl Events {
@@ -62,6 +64,7 @@ impl Events {
             json: json::Scanner::new(),
             reader: Reader::new(api, true),
             ended: false,
+            count: 0,
         }
     }
 
@@ -111,21 +114,26 @@ impl Events {
         }
     }
 
-    /// The sum of what was stated, and whether the stream said that it ended.
-    pub(super) fn finish(mut self) -> (Total, bool) {
+    /// The sum of what was stated, whether the stream said that it ended, and
+    /// its events.
+    pub(super) fn finish(mut self) -> (Total, bool, u64) {
         self.dispatch();
-        (self.reader.total, self.ended)
+        (self.reader.total, self.ended, self.count)
     }
 
     /// Passes over an event that lies whole in the bytes, is one line of data,
     /// and cannot state anything: most events of most streams.
-    fn silent<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+    fn silent<'a>(&mut self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let fresh = self.state == State::Name(0) && !self.has_data && !self.after_cr;
         let value = bytes.strip_prefix(b"data:").filter(|_| fresh && self.api.is_sparse())?;
         let end = memchr::memchr2(b'\n', b'\r', value)?;
         let (value, rest) = value.split_at_checked(end)?;
         let rest = rest.strip_prefix(b"\n\n").or_else(|| rest.strip_prefix(b"\r\n\r\n"))?;
-        (!may_state(value)).then_some(rest)
+        if may_state(value) {
+            return None;
+        }
+        self.count += 1;
+        Some(rest)
     }
 
     /// Reads the value of a line up to its end.
@@ -173,6 +181,7 @@ impl Events {
         if !core::mem::take(&mut self.has_data) {
             return;
         }
+        self.count += 1;
         self.ended |= self.size == DONE.len() && self.done == DONE.len();
         let valid = self.json.finish(&mut self.reader).is_ok() && self.size <= EVENT_MAX;
         self.reader.end_document(valid);

@@ -175,7 +175,7 @@ fn every_end_settles() {
     for (answer, status, least, most) in [
         ("json", 200, 55, 55),
         ("stream", 200, 55, 55),
-        ("silent stream", 200, 51, 70),
+        ("silent stream", 200, 52, 52),
         ("404", 404, 0, 0),
         ("503", 503, 0, 0),
         ("nothing", 503, 0, 0),
@@ -187,7 +187,7 @@ fn every_end_settles() {
     client.write(&request("broken stream").bytes()).unwrap();
     let head = client.head().unwrap();
     assert!(client.body(&head).is_err());
-    check("broken stream", 51, 70);
+    check("broken stream", 51, 52);
 
     let mut client = Connection::open(envoy.port()).unwrap();
     client.write(&request("slow").bytes()).unwrap();

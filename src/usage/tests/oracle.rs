@@ -113,7 +113,8 @@ pub(super) fn oracle(api: Api, stream: bool, answer: &Answer) -> Told {
             if stream {
                 continue;
             }
-            return Told { usage: Err(NoUsage::Unreadable), stopped_by_length: false };
+            let usage = Err(NoUsage::Unreadable);
+            return Told { usage, stopped_by_length: false, events: 0 };
         };
         let list =
             value.as_array().filter(|_| !stream && (api == Api::Gemini || api == Api::Generate));
@@ -153,7 +154,8 @@ pub(super) fn oracle(api: Api, stream: bool, answer: &Answer) -> Told {
         reasoning: total(|one| one.reasoning),
     };
     let usage = if usage == Usage::default() { Err(NoUsage::Absent) } else { Ok(usage) };
-    Told { usage, stopped_by_length: stopped }
+    let events = if stream { answer.0.len() as u64 } else { 0 };
+    Told { usage, stopped_by_length: stopped, events }
 }
 
 impl Counts {
