@@ -272,6 +272,19 @@ fn override_of(node: &Node<'_>, base: &Settings) -> Result<Override, ConfigError
     }
     let set = members.need("set", "the settings that differ")?.object()?;
     set.only(&settings::FIELDS)?;
+    if let Some(estimator) = set.get("estimator") {
+        // What is known of models is one thing for the whole instance.
+        let members = estimator.object()?;
+        for key in ["learned", "export_seconds"] {
+            if members.get(key).is_some() {
+                return Err(ConfigError {
+                    field: members.path_of(key),
+                    value: "(not shown)".to_owned(),
+                    allowed: "must stand in the estimator of the document itself".to_owned(),
+                });
+            }
+        }
+    }
     let settings = Arc::new(settings(&set, Some(base))?);
     Ok(Override { path_prefix, host, route_name, settings })
 }

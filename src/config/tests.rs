@@ -101,6 +101,11 @@ fn errors_name_field_value_and_what_is_allowed() {
             "stream_usage: true: must be \"off\" or \"add\" or \"add_and_hide\"",
         ),
         (
+            with(r#""overrides": [{"host": "h", "set": {"estimator": {"export_seconds": 9}}}]"#),
+            "overrides[0].set.estimator.export_seconds: (not shown): must stand in the estimator of",
+        ),
+        (with(r#""overrides": [{"host": "h", "set": {"tenant": "x"}}]"#), "tenant: \"x\": must be"),
+        (
             with(r#""overrides": [{"host": "h", "set": {"usage_headers": {}}}]"#),
             "overrides[0].set.usage_headers: (unknown): is not a known field",
         ),
