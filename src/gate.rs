@@ -138,6 +138,8 @@ struct Estimated {
     /// The text is known whole, so its tokens can teach.
     teachable: bool,
     cap: Option<u64>,
+    /// The same, if the client set it.
+    asked_cap: Option<u64>,
     /// A cap may stand in what was not read.
     uncertain_cap: bool,
     prompts: u64,
@@ -366,6 +368,7 @@ impl Gate {
             teachable: matches!(seen, Seen::Whole | Seen::Length)
                 && facts.media == Media::default(),
             cap: facts.output_cap(),
+            asked_cap: facts.cap.tokens(),
             prompts: facts.prompts,
             uncertain_cap: facts.cap == Cap::Unseen,
             answers: facts.n.max(1),
@@ -430,11 +433,17 @@ impl Gate {
         settlement.disagreed = answer.disagreed;
         if success {
             let budget = ticket.estimated.as_ref().map(|estimated| estimated.budget);
-            settlement.tokens = tokens(&settlement.usage, budget);
+            settlement.tokens = tokens(&so_far(settlement.usage, answer), budget);
         }
         let Some(estimated) = &ticket.estimated else { return settlement };
         if !success {
-            let Some(overflow) = answer.overflow else { return settlement };
+            // A count that would have fitted is none: an error may repeat the
+            // client's words.
+            let exceeds = |overflow: &Overflow| {
+                let needed = |input: u64| input.saturating_add(estimated.cap.unwrap_or(0));
+                overflow.input.is_none_or(|input| needed(input) > ticket.pool.max_model_len)
+            };
+            let Some(overflow) = answer.overflow.filter(exceeds) else { return settlement };
             settlement.under_route = !estimated.is_largest(&ticket.pool) && !estimated.dry_run();
             // Whichever prompt of several it was, the refusal does not tell. A
             // bound says something only to an estimate below it.
@@ -491,9 +500,13 @@ impl Gate {
         let single = estimated.prompts == 1 && estimated.answers == 1;
         let generates = !matches!(estimated.api, Api::Embeddings | Api::Rerank);
         let Some(output) = settlement.usage.output.filter(|_| single && generates) else { return };
-        let cap = estimated.cap.filter(|cap| *cap > 0);
+        if !answer.complete {
+            return;
+        }
+        let cap = estimated.asked_cap.filter(|cap| *cap > 0);
         settlement.cap_use_permille = cap.map(|cap| output.saturating_mul(1000) / cap);
-        if answer.complete {
+        // What the client's own cap cut short tells no length.
+        if estimated.cap.is_none() || !answer.stopped_by_length {
             // How long a truncated answer would have been nobody knows: at
             // least longer.
             let needed = if settlement.truncated { output.saturating_mul(2) } else { output };
@@ -558,8 +571,9 @@ fn used(
     let guess = |output| weights.most(input, output).min(reservation.reserved());
     match answer.status {
         Some(200..300) => {
-            let whole = settlement.usage.output.is_some() || answer.complete;
-            let stated = weights.of(&settlement.usage).filter(|_| whole);
+            let usage = so_far(settlement.usage, answer);
+            let whole = usage.output.is_some() || answer.complete;
+            let stated = weights.of(&usage).filter(|_| whole);
             stated.unwrap_or_else(|| guess(answer.output_seen))
         }
         // The engine was at work for a client that did not wait.
@@ -567,6 +581,13 @@ fn used(
         // It failed, refused, or was never reached.
         _ => 0,
     }
+}
+
+/// What an answer used as far as it came: one that broke off may have stated
+/// no more than the beginning of its output.
+fn so_far(usage: Usage, answer: &Answer<'_>) -> Usage {
+    let seen = |output: u64| if answer.complete { output } else { output.max(answer.output_seen) };
+    Usage { output: usage.output.map(seen), ..usage }
 }
 
 fn tokens(usage: &Usage, budget: Option<Budget>) -> Option<u64> {
@@ -638,9 +659,11 @@ impl Estimated {
         let needed = input.saturating_add(self.cap.unwrap_or(output));
         // An engine that stops at its window stops there exactly.
         let by_window = used == chosen.max_model_len && self.cap.is_none_or(|cap| output < cap);
+        // One that says so may count a little less than it held.
+        let near = used >= chosen.max_model_len - chosen.max_model_len / 32;
         let uncapped = self.cap.is_none() && !self.uncertain_cap;
-        settlement.truncated =
-            !elsewhere && !self.dry_run() && (by_window || (answer.stopped_by_length && uncapped));
+        let says_so = answer.stopped_by_length && uncapped && near;
+        settlement.truncated = !elsewhere && !self.dry_run() && (by_window || says_so);
         settlement.under_route =
             !self.is_largest(chosen) && (settlement.truncated || needed > chosen.max_model_len);
         settlement.spilled = elsewhere && !settlement.under_route;

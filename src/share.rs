@@ -208,25 +208,35 @@ impl Exchange {
                 self.newest = part.version;
                 self.view.0.remove(&place);
                 learner.adopt(Learned::blend([learner.own(), &part.learned].into_iter(), decay));
+                // What was a peer's is our own now, and counts once.
+                self.tell(learner, decay);
                 return;
             }
         }
     }
 
-    fn publish(&mut self, now: Instant, slots: &mut impl Slots, learner: &Learner) {
+    fn publish(&mut self, now: Instant, slots: &mut impl Slots, learner: &mut Learner) {
         let Some(place) = self.ours else { return };
         let (instance, owner, version) = (self.instance, self.incarnation, self.newest + 1);
-        let mut lost = false;
+        let (mut lost, mut inherited) = (false, false);
         let updated = slots.update(&self.name(place), &mut |bytes| {
             // Another worker may have claimed it at the same moment, or taken
             // it over while we slept; or something else was written there.
-            lost = bytes.and_then(Part::decode).is_none_or(|part| part.owner != owner);
+            let part = bytes.and_then(Part::decode);
+            lost = part.as_ref().is_none_or(|part| part.owner != owner);
+            inherited = lost && part.is_some_and(|part| part.instance == instance);
             let learned = learner.own().clone();
             let part = Part { instance, owner, version, heartbeat: now, learned };
             (!lost).then(|| part.encode())
         });
         match updated {
-            Updated::Done if lost => self.ours = None,
+            Updated::Done if lost => {
+                self.ours = None;
+                // Its heir has what we published; it would count twice.
+                if inherited {
+                    learner.adopt(Learned::default());
+                }
+            }
             Updated::Done => self.newest = version,
             Updated::Busy | Updated::Failed => {}
         }
@@ -254,9 +264,13 @@ impl Exchange {
             }
         }
         if self.view.merge(&seen) {
-            let parts = self.view.0.values().map(|part| &part.learned);
-            learner.set_peers(Learned::blend(parts, decay));
+            self.tell(learner, decay);
         }
+    }
+
+    fn tell(&self, learner: &mut Learner, decay: f64) {
+        let parts = self.view.0.values().map(|part| &part.learned);
+        learner.set_peers(Learned::blend(parts, decay));
     }
 
     fn name(&self, place: u32) -> String {

@@ -423,7 +423,8 @@ fn cut(scanner: request::Scanner, length: Option<u64>, early: bool) -> Body {
 
 /// Envoy's words for a stream that the client ended.
 fn left_by_client(details: &[u8]) -> bool {
-    details.starts_with(b"downstream") || details == b"http2.remote_reset"
+    let resets = [&b"http2.remote_reset"[..], b"http3.remote_reset"];
+    details.starts_with(b"downstream") || resets.contains(&details)
 }
 
 fn little_endian(bytes: &[u8]) -> Option<u64> {

@@ -23,9 +23,9 @@ impl Learned {
     /// the last bits only; give them in a fixed order.
     pub fn blend<'a>(all: impl Iterator<Item = &'a Self> + Clone, decay: f64) -> Self {
         let ratios = Ratios::blend(all.clone().map(|one| &one.ratios), decay);
-        let (mut evidence, mut outputs) = (EvidenceTable::default(), Outputs::default());
+        let evidence = EvidenceTable::sum(all.clone().map(|one| &one.evidence));
+        let mut outputs = Outputs::default();
         for one in all {
-            evidence.add(&one.evidence);
             outputs.merge(&one.outputs);
         }
         Self { ratios, evidence, outputs }

@@ -9,7 +9,7 @@ use super::features::FEATURES;
 use super::linear::{Belief, Vector, add_multiple, axpy, dot};
 use super::prior::{self, Prior};
 use super::{Estimate, Key, KeyHasher, MODELS_MAX};
-use crate::time::Instant;
+use crate::time::{Instant, Span};
 use hashbrown::HashMap;
 use std::sync::Arc;
 
@@ -55,6 +55,13 @@ pub(super) struct Evidence {
     pub(super) taught: Instant,
 }
 
+/// Share of the evidence about each coefficient that is added to it alone.
+/// Sums in single precision err; of like prompts they err alike, and without
+/// doubt would come to contradict themselves.
+const DOUBT: f64 = 1e-4;
+/// Two workers' evidence that is so far apart in time weighs 1 : 2.
+const HALF_TRUST: Span = Span::from_secs(600);
+
 /// Numbers in a lower triangle.
 pub(super) const TRIANGLE: usize = FEATURES * (FEATURES + 1) / 2;
 
@@ -87,12 +94,12 @@ impl Evidence {
         (finite && counts && answers).then_some(self)
     }
 
-    /// Adds what another worker was taught.
-    pub(super) fn add(&mut self, other: &Self) {
+    /// Adds what another worker was taught, at this weight.
+    pub(super) fn add(&mut self, other: &Self, weight: f64) {
         for (mine, theirs) in self.numbers_mut().zip(other.numbers()) {
-            *mine += theirs;
+            *mine += theirs * weight as f32;
         }
-        self.answers += other.answers;
+        self.answers += other.answers * weight;
         self.taught = self.taught.max(other.taught);
     }
 
@@ -152,6 +159,9 @@ impl Evidence {
                 for (slot, more) in row.iter_mut().zip(head) {
                     *slot += f64::from(*more);
                 }
+                if let (Some(slot), Some(more)) = (row.get_mut(at), head.last()) {
+                    *slot += DOUBT * f64::from(*more);
+                }
                 rest = next;
             }
             for (slot, more) in mean.iter_mut().zip(&evidence.weighted) {
@@ -210,14 +220,22 @@ impl EvidenceTable {
         }
     }
 
-    /// Adds what another worker was taught.
-    pub(super) fn add(&mut self, other: &Self) {
-        for (key, theirs) in other.sorted() {
-            match self.0.get_mut(&key) {
-                Some(mine) => mine.add(theirs),
-                None => self.set(key, theirs.clone()),
+    /// What all of them were taught, each less the longer it went untaught next
+    /// to the freshest: a worker that is idle or dead forgets nothing by itself.
+    pub(super) fn sum<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
+        let mut sum = Self::default();
+        for (key, evidence) in all.clone().flat_map(Self::sorted) {
+            let taught = all.clone().filter_map(|one| Some(one.get(key)?.taught)).max();
+            let age = taught.map_or(Span::default(), |taught| taught.since(evidence.taught));
+            let weight = 1.0 / (1.0 + age.as_secs_f64() / HALF_TRUST.as_secs_f64());
+            if !sum.0.contains_key(&key) {
+                sum.set(key, Evidence::none(evidence.taught));
+            }
+            if let Some(mine) = sum.0.get_mut(&key) {
+                mine.add(evidence, weight);
             }
         }
+        sum
     }
 }
 
@@ -230,11 +248,20 @@ pub(super) struct Model {
     heard: f64,
     /// How large the squares of standardised residuals were of late.
     surprise: f64,
+    /// When they last were too large: what others were taught before is not
+    /// believed any more.
+    surprised: Instant,
 }
 
 impl Model {
     pub(super) fn new(prior: Arc<Prior>) -> Self {
-        Self { belief: prior.belief.clone(), prior, heard: 0.0, surprise: 1.0 }
+        Self {
+            belief: prior.belief.clone(),
+            prior,
+            heard: 0.0,
+            surprise: 1.0,
+            surprised: Instant::default(),
+        }
     }
 
     pub(super) fn belief(&self) -> &Belief {
@@ -270,6 +297,7 @@ impl Model {
         let surprised = self.surprise > SURPRISED;
         if surprised {
             self.prior = Arc::clone(prior::shipped());
+            self.surprised = own.taught;
         }
         if surprised || own.answers >= MEMORY {
             self.surprise = 1.0;
@@ -280,7 +308,7 @@ impl Model {
 
     /// Takes in what other workers learned, once it is news.
     pub(super) fn hear(&mut self, own: Option<&Evidence>, peers: Option<&Evidence>) {
-        let heard = peers.map_or(0.0, |peers| peers.answers);
+        let heard = self.believed(peers).map_or(0.0, |peers| peers.answers);
         let known = self.heard + own.map_or(0.0, |own| own.answers);
         if (heard - self.heard).abs() > known * NEWS {
             self.rebuild(own, peers);
@@ -288,11 +316,20 @@ impl Model {
     }
 
     pub(super) fn rebuild(&mut self, own: Option<&Evidence>, peers: Option<&Evidence>) {
+        let peers = self.believed(peers);
         let all: Vec<&Evidence> = own.into_iter().chain(peers).collect();
-        if let Some(belief) = Evidence::belief(&all, &self.prior) {
-            self.belief = belief;
-            self.heard = peers.map_or(0.0, |peers| peers.answers);
-        }
+        self.heard = peers.map_or(0.0, |peers| peers.answers);
+        // Evidence that contradicts itself is a broken part's: one's own is
+        // left, or nothing.
+        let own: Vec<&Evidence> = own.into_iter().collect();
+        let belief = Evidence::belief(&all, &self.prior)
+            .or_else(|| Evidence::belief(&own, &self.prior))
+            .unwrap_or_else(|| self.prior.belief.clone());
+        self.belief = belief;
+    }
+
+    fn believed<'a>(&self, peers: Option<&'a Evidence>) -> Option<&'a Evidence> {
+        peers.filter(|peers| peers.taught >= self.surprised)
     }
 }
 

@@ -101,6 +101,45 @@ fn another_tokenizer_under_the_same_name_is_learned_anew() {
     assert!(error(&learner, B) < 0.08, "{}", error(&learner, B));
 }
 
+/// What a worker that is dead or idle was taught before the change stays as it
+/// is; nobody believes it any more.
+#[test]
+fn another_tokenizer_is_learned_although_others_remember_the_old_one() {
+    let mut dead = Learner::default();
+    teach(&mut dead, 0..500, A);
+    let mut learner = Learner::default();
+    learner.set_peers(Learned::blend([dead.own()].into_iter(), 0.95));
+    teach(&mut learner, 500..560, A);
+    teach(&mut learner, 1000..1200, B);
+    assert!(error(&learner, B) < 0.03, "{}", error(&learner, B));
+    // Nor is it believed by a worker that hears both.
+    let mut third = Learner::default();
+    let old = at(1200 + 4 * 3600);
+    let (text, tokens) = sample(1, B);
+    learner.learn(old, &settings(Kind::Regress), MODEL, &text, 1, tokens);
+    third.set_peers(Learned::blend([dead.own(), learner.own()].into_iter(), 0.95));
+    assert!(error(&third, B) < error(&third, A) / 3.0, "{}", error(&third, B));
+}
+
+/// A load test with one prompt: rounding errors of sums that are all alike add
+/// up, and must not make the evidence contradict itself.
+#[test]
+fn many_like_prompts_over_many_workers_still_teach() {
+    let text = Tally::read(include_bytes!("../gate.rs"));
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        let mut worker = Learner::default();
+        for n in 0..1020 {
+            worker.learn(at(n), &settings(Kind::Regress), MODEL, &text, 1, 9000);
+        }
+        workers.push(worker);
+    }
+    let mut new = Learner::default();
+    new.set_peers(Learned::blend(workers.iter().map(Learner::own), 0.95));
+    let mean = new.estimate(&settings(Kind::Regress), MODEL, &text, 1).mean;
+    assert!((mean - 9000.0).abs() < 200.0, "{mean}");
+}
+
 #[test]
 fn bodies_that_were_not_read_have_their_own_coefficient() {
     let (mut learner, settings) = (Learner::default(), settings(Kind::Regress));

@@ -422,6 +422,35 @@ mod tests {
         }
     }
 
+    /// Traffic in Latin letters and code, then suddenly in scripts that the
+    /// model was never seen to be asked in.
+    #[test]
+    fn fifty_answers_after_a_switch_the_error_is_small_again() {
+        let Some(path) = crate::files::shared_data("tokens/chat_bodies.jsonl.gz") else { return };
+        let lines = crate::files::read_text(&path).unwrap();
+        let other = [
+            "kat", "hye", "heb", "arb", "pes_1", "tha", "tam", "khm", "mya", "hin", "jpn", "rus",
+            "ukr", "cmn_hans",
+        ];
+        let is_other = |line: &&str| {
+            let row: Value = serde_json::from_str(line).unwrap();
+            row["lang"].as_str().is_some_and(|lang| other.contains(&lang))
+        };
+        let (after, before): (Vec<&str>, Vec<&str>) = lines.lines().partition(is_other);
+        for tokenizer in ["llama3", "qwen3", "cl100k_base", "o200k_base"] {
+            // The sum of the errors of the first so many after the switch.
+            let errors = |count: usize| {
+                let rows: Vec<&str> = before.iter().chain(&after[..count]).copied().collect();
+                let report = calibrate(&rows.join("\n"), tokenizer, 2048).unwrap();
+                (report.estimators[3].mape * report.n as f64, report.n as f64)
+            };
+            let ((all, n), (first, m)) = (errors(after.len()), errors(50));
+            let error = (all - first) / (n - m);
+            println!("{tokenizer}: {:.1} % of {} bodies", 100.0 * error, n - m);
+            assert!(n - m > 100.0 && error < 0.08, "{tokenizer}: {error}");
+        }
+    }
+
     #[test]
     fn mixed_traffic_is_many_models() {
         let row = |words: usize, text: &str| {
