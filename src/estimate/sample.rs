@@ -15,6 +15,9 @@ const BLOCK: usize = 240;
 const PIECE: usize = 60;
 /// A gap is this share of the content before it.
 const GAP_SHARE: u64 = 6;
+/// So many texts have blocks of their own. Those after them share blocks: a body
+/// of tiny texts would cost a block for each.
+const APART: u64 = 128;
 /// Bytes before them, which tell where words and runs began.
 const CONTEXT: usize = 16;
 const BUFFER: usize = CONTEXT + BLOCK;
@@ -28,6 +31,10 @@ pub struct Sampler {
     /// The block being filled, which speaks for the text since `from`;
     /// `None` between two texts.
     block: Option<Block>,
+    /// The open text has bytes.
+    begun: bool,
+    /// Texts that ended.
+    texts: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -45,6 +52,7 @@ impl Sampler {
     /// Reads the next piece; adds to `tally` what is decided.
     pub fn feed(&mut self, mut bytes: &[u8], tally: &mut Tally) {
         tally.add_text(bytes.len() as u64);
+        self.begun |= !bytes.is_empty();
         while !bytes.is_empty() {
             let at = self.content;
             let block = self.block.get_or_insert_with(|| Block::at_start(at));
@@ -66,11 +74,31 @@ impl Sampler {
         }
     }
 
-    /// Ends the text and starts the next one.
-    pub fn finish(&mut self, tally: &mut Tally) {
+    /// Whether a block is open that more texts may share.
+    pub fn shares(&self) -> bool {
+        self.block.is_some()
+    }
+
+    /// Ends a text that is a prompt of its own, or the last of those that share
+    /// a block.
+    pub fn finish_prompt(&mut self, tally: &mut Tally) {
+        self.finish(tally);
         if let Some(block) = self.block.take() {
             block.close(self.content, tally);
-            tally.add_end();
+        }
+    }
+
+    /// Ends the text and starts the next one of the same prompt.
+    pub fn finish(&mut self, tally: &mut Tally) {
+        if !core::mem::take(&mut self.begun) {
+            return;
+        }
+        tally.add_end();
+        self.texts = self.texts.saturating_add(1);
+        if self.texts < APART
+            && let Some(block) = self.block.take()
+        {
+            block.close(self.content, tally);
         }
     }
 }
@@ -393,6 +421,25 @@ mod tests {
         sampler.feed("Привет".as_bytes(), &mut tally);
         sampler.finish(&mut tally);
         assert_eq!((tally.get(Feature::Cyrillic), tally.total()), (6.0, 100_012));
+    }
+
+    /// A body of tiny texts costs blocks by its bytes, not by its texts, and is
+    /// counted as well.
+    #[test]
+    fn many_short_texts_share_blocks() {
+        let (mut sampler, mut tally) = (Sampler::default(), Tally::default());
+        let mut closed = 0;
+        for _ in 0..50_000 {
+            sampler.feed(b"word ", &mut tally);
+            sampler.finish(&mut tally);
+            closed += u32::from(sampler.block.is_none());
+        }
+        assert_eq!(closed, APART as u32 - 1);
+        sampler.finish_prompt(&mut tally);
+        assert_eq!((tally.total(), tally.get(Feature::Text)), (250_000, 50_000.0));
+        let one = Tally::read("word ".repeat(50_000).as_bytes());
+        let words = |tally: &Tally| tally.get(Feature::Word);
+        assert!((words(&tally) / words(&one) - 1.0).abs() < 0.1, "{}", words(&tally));
     }
 
     proptest! {

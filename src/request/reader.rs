@@ -233,6 +233,11 @@ impl Reader {
                     prompts.close_ids(lists > 0);
                 }
             }
+            Some(Frame::List(at)) if self.sampler.shares() => {
+                if let Some(entry) = self.entries.get_mut(at.slot) {
+                    self.sampler.finish_prompt(open_text(entry, at));
+                }
+            }
             _ => {}
         }
         self.at = match self.frames.last() {
@@ -335,9 +340,11 @@ impl Reader {
         match (target, at.holds) {
             (Target::Text, _) => {
                 let Some(entry) = self.entries.get_mut(at.slot) else { return };
-                self.sampler.finish(open_text(entry, at));
                 if at.is_prompt() {
+                    self.sampler.finish_prompt(open_text(entry, at));
                     entry.prompts().close_text();
+                } else {
+                    self.sampler.finish(open_text(entry, at));
                 }
             }
             (Target::Scalar, Holds::Name) => {
