@@ -3,9 +3,9 @@
 //! deviation, for each category of texts; here for each model's.
 
 use super::features::{Feature, Tally};
-use super::{Estimate, Key, KeyHasher, Settings};
+use super::table::{Table, Taught};
+use super::{Estimate, Key, Settings};
 use crate::time::{Instant, Span};
-use hashbrown::HashMap;
 
 /// Ratios that one table holds.
 pub(super) const RATIOS_MAX: usize = 256;
@@ -32,33 +32,25 @@ pub(super) struct Ratio {
 }
 
 /// A table of ratios: what one worker learned, or a blend of several.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Ratios(HashMap<Key, Ratio, KeyHasher>);
+pub(super) type Ratios = Table<Ratio, RATIOS_MAX>;
+
+impl Taught for Ratio {
+    fn taught(&self) -> Instant {
+        self.taught
+    }
+}
 
 impl Ratios {
-    /// The ratio of this key.
-    pub(super) fn get(&self, key: Key) -> Option<&Ratio> {
-        self.0.get(&key)
-    }
-
     /// Sets a ratio of a table that holds at most `max`. A full table refuses a
     /// new key unless it holds a stale one.
-    pub(super) fn set(&mut self, key: Key, ratio: Ratio, max: usize) {
-        if self.0.len() >= max && !self.0.contains_key(&key) {
-            let oldest = self.0.iter().map(|(key, old)| (old.taught, *key)).min();
-            match oldest {
-                Some((taught, old)) if ratio.taught.since(taught) >= STALE => self.0.remove(&old),
+    fn set_within(&mut self, key: Key, ratio: Ratio, max: usize) {
+        if !self.has_place(key, max) {
+            match self.oldest() {
+                Some((taught, old)) if ratio.taught.since(taught) >= STALE => self.remove(old),
                 _ => return,
-            };
+            }
         }
-        self.0.insert(key, ratio);
-    }
-
-    /// All ratios in the order of their keys.
-    pub(super) fn sorted(&self) -> Vec<(Key, Ratio)> {
-        let mut all: Vec<_> = self.0.iter().map(|(key, ratio)| (*key, *ratio)).collect();
-        all.sort_unstable_by_key(|(key, _)| *key);
-        all
+        self.set(key, ratio);
     }
 
     /// Blends tables. Each value weighs by its answers (as many as the average
@@ -66,7 +58,8 @@ impl Ratios {
     /// the freshest. The result depends on the order of `tables` in the last
     /// bits only; give them in a fixed order.
     pub(super) fn blend<'a>(tables: impl Iterator<Item = &'a Self> + Clone, decay: f64) -> Self {
-        let mut keys: Vec<Key> = tables.clone().flat_map(|table| table.0.keys().copied()).collect();
+        let mut keys: Vec<Key> =
+            tables.clone().flat_map(Self::sorted).map(|(key, _)| key).collect();
         keys.sort_unstable();
         keys.dedup();
         let mut all: Vec<(Key, Ratio)> = Vec::with_capacity(keys.len());
@@ -78,7 +71,11 @@ impl Ratios {
         }
         // If there are more than one table holds, the freshest stay.
         all.sort_by_key(|(key, ratio)| (core::cmp::Reverse(ratio.taught), *key));
-        Self(all.into_iter().take(RATIOS_MAX).collect())
+        let mut blend = Self::default();
+        for (key, ratio) in all {
+            blend.set(key, ratio);
+        }
+        blend
     }
 }
 
@@ -225,7 +222,7 @@ fn teach(
     ratio.mean = mean.clamp(settings.ratio_min, settings.ratio_max);
     ratio.samples += 1.0;
     ratio.taught = now;
-    own.set(key, ratio, max);
+    own.set_within(key, ratio, max);
 }
 
 fn first(mean: f64, taught: Instant) -> Ratio {

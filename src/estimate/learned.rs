@@ -87,7 +87,7 @@ impl Learned {
             if !mean || !sane(ratio.deviation, 1e3) || !sane(ratio.samples, 1e15) {
                 return None;
             }
-            learned.ratios.set(key, ratio, RATIOS_MAX);
+            learned.ratios.set(key, ratio);
         }
         let count = u32::from_le_bytes(take(rest)?) as usize;
         if count > MODELS_MAX {

@@ -172,7 +172,8 @@ impl Learner {
                 {
                     self.models.remove(&oldest);
                 }
-                let own = self.own.evidence.open(now, model);
+                let own = self.own.evidence.open(model, || Evidence::none(now));
+                own.taught = now;
                 let peers = self.peers.evidence.get(model);
                 let fitted = self.models.entry(model).or_insert_with(|| Model::new(prior));
                 fitted.learn(own, peers, &text.regressors(messages), tokens);

@@ -16,6 +16,7 @@ mod prior;
 mod prior_table;
 mod regress;
 mod sample;
+mod table;
 #[cfg(test)]
 mod tests;
 

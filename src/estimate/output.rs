@@ -4,9 +4,9 @@
 //! Each keeps a histogram with a quarter of an octave to a bucket, which
 //! forgets slowly. Histograms of several workers add up.
 
-use super::{Key, KeyHasher};
+use super::Key;
+use super::table::{Table, Taught};
 use crate::time::Instant;
-use hashbrown::HashMap;
 
 /// Pairs of a model and a class of tenants that one table holds.
 pub const OUTPUTS_MAX: usize = 64;
@@ -81,41 +81,25 @@ impl Lengths {
     }
 }
 
+impl Taught for Lengths {
+    fn taught(&self) -> Instant {
+        self.taught
+    }
+}
+
 /// The lengths of every known pair of model and class.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Outputs(HashMap<Key, Lengths, KeyHasher>);
+pub(super) type Outputs = Table<Lengths, OUTPUTS_MAX>;
 
 impl Outputs {
-    /// Learns that an answer took so many tokens. The pair that was taught the
-    /// longest time ago makes place for a new one.
+    /// Learns that an answer took so many tokens.
     pub(super) fn learn(&mut self, now: Instant, key: Key, tokens: u64) {
-        if self.0.len() >= OUTPUTS_MAX && !self.0.contains_key(&key) {
-            let oldest = self.0.iter().map(|(key, lengths)| (lengths.taught, *key)).min();
-            if let Some((_, oldest)) = oldest {
-                self.0.remove(&oldest);
-            }
-        }
-        self.0.entry(key).or_insert_with(|| Lengths::new(now)).learn(now, tokens);
-    }
-
-    /// The pairs in the order of their keys.
-    pub(super) fn sorted(&self) -> Vec<(Key, &Lengths)> {
-        let mut all: Vec<_> = self.0.iter().map(|(key, lengths)| (*key, lengths)).collect();
-        all.sort_unstable_by_key(|(key, _)| *key);
-        all
-    }
-
-    /// Sets a pair, if there is place.
-    pub(super) fn set(&mut self, key: Key, lengths: Lengths) {
-        if self.0.len() < OUTPUTS_MAX || self.0.contains_key(&key) {
-            self.0.insert(key, lengths);
-        }
+        self.open(key, || Lengths::new(now)).learn(now, tokens);
     }
 
     /// Adds another table.
     pub(super) fn merge(&mut self, other: &Self) {
         for (key, theirs) in other.sorted() {
-            match self.0.get_mut(&key) {
+            match self.get_mut(key) {
                 Some(mine) => mine.add(theirs),
                 None => self.set(key, theirs.clone()),
             }
@@ -125,7 +109,7 @@ impl Outputs {
     /// The tokens that 95 of 100 answers do not exceed, as these tables know
     /// it together; near `first` as long as they know little.
     pub(super) fn high(tables: [&Self; 2], key: Key, first: u64) -> u64 {
-        let known = tables.map(|table| table.0.get(&key));
+        let known = tables.map(|table| table.get(key));
         let count = |bucket: usize| -> f64 {
             let learned = known.iter().flatten().filter_map(|lengths| lengths.counts.get(bucket));
             learned.map(|count| f64::from(*count)).sum()
@@ -190,8 +174,8 @@ mod tests {
         for n in 0..=OUTPUTS_MAX as u64 {
             outputs.learn(at(n), Key(n), 10);
         }
-        assert_eq!(outputs.0.len(), OUTPUTS_MAX);
-        assert!(outputs.0.get(&Key(0)).is_none());
+        assert_eq!(outputs.sorted().len(), OUTPUTS_MAX);
+        assert!(outputs.get(Key(0)).is_none());
     }
 
     #[test]

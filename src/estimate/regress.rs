@@ -8,9 +8,9 @@
 use super::features::FEATURES;
 use super::linear::{Belief, Vector, add_multiple, axpy, dot};
 use super::prior::{self, Prior};
-use super::{Estimate, Key, KeyHasher, MODELS_MAX};
+use super::table::{Table, Taught};
+use super::{Estimate, MODELS_MAX};
 use crate::time::{Instant, Span};
-use hashbrown::HashMap;
 use std::sync::Arc;
 
 /// The part of an answer's tokens that features do not explain, as a share.
@@ -180,46 +180,16 @@ fn value(vector: &Vector, at: usize) -> f64 {
     vector.get(at).copied().unwrap_or(0.0)
 }
 
+impl Taught for Evidence {
+    fn taught(&self) -> Instant {
+        self.taught
+    }
+}
+
 /// The evidence about every model that is taught.
-#[derive(Clone, Debug, Default)]
-pub(super) struct EvidenceTable(HashMap<Key, Evidence, KeyHasher>);
+pub(super) type EvidenceTable = Table<Evidence, MODELS_MAX>;
 
 impl EvidenceTable {
-    pub(super) fn get(&self, model: Key) -> Option<&Evidence> {
-        self.0.get(&model)
-    }
-
-    /// Makes place for a model: forgets the one that was taught the longest
-    /// time ago if the table is full, and returns it.
-    pub(super) fn make_place(&mut self, model: Key) -> Option<Key> {
-        if self.0.len() < MODELS_MAX || self.0.contains_key(&model) {
-            return None;
-        }
-        let oldest = self.0.iter().map(|(key, evidence)| (evidence.taught, *key)).min();
-        oldest.map(|(_, key)| key).inspect(|key| drop(self.0.remove(key)))
-    }
-
-    /// The evidence of a model that is being taught.
-    pub(super) fn open(&mut self, now: Instant, model: Key) -> &mut Evidence {
-        let evidence = self.0.entry(model).or_insert_with(|| Evidence::none(now));
-        evidence.taught = now;
-        evidence
-    }
-
-    /// The models in the order of their keys.
-    pub(super) fn sorted(&self) -> Vec<(Key, &Evidence)> {
-        let mut all: Vec<_> = self.0.iter().map(|(key, evidence)| (*key, evidence)).collect();
-        all.sort_unstable_by_key(|(key, _)| *key);
-        all
-    }
-
-    /// Sets a model's evidence, if there is place.
-    pub(super) fn set(&mut self, model: Key, evidence: Evidence) {
-        if self.0.len() < MODELS_MAX || self.0.contains_key(&model) {
-            self.0.insert(model, evidence);
-        }
-    }
-
     /// What all of them were taught, each less the longer it went untaught next
     /// to the freshest: a worker that is idle or dead forgets nothing by itself.
     pub(super) fn sum<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
@@ -228,10 +198,10 @@ impl EvidenceTable {
             let taught = all.clone().filter_map(|one| Some(one.get(key)?.taught)).max();
             let age = taught.map_or(Span::default(), |taught| taught.since(evidence.taught));
             let weight = 1.0 / (1.0 + age.as_secs_f64() / HALF_TRUST.as_secs_f64());
-            if !sum.0.contains_key(&key) {
+            if sum.get(key).is_none() {
                 sum.set(key, Evidence::none(evidence.taught));
             }
-            if let Some(mine) = sum.0.get_mut(&key) {
+            if let Some(mine) = sum.get_mut(key) {
                 mine.add(evidence, weight);
             }
         }
