@@ -4,27 +4,31 @@
 //! for the [`Ticket`] that it got; the type makes a second close impossible. A
 //! ticket that is dropped teaches nothing and costs nothing.
 
+mod answer;
+mod ticket;
+
 use crate::config::{Model, Pool, Settings};
-use crate::estimate::{Key, Learner, Tally};
+use crate::estimate::{Key, Learner};
 use crate::pool::{self, Budget, Fit, Output};
 use crate::request::{Api, Cap, Media, RequestFacts, Scanner};
 use crate::share::Slots;
-use crate::tenant::{
-    Admission, Entitlement, Ledger, Need, Refusal, Reservation, Settled, Standing,
-};
+use crate::tenant::{Admission, Entitlement, Ledger};
 use crate::time::Instant;
-use crate::usage::{Overflow, Usage};
+use crate::usage::Overflow;
+pub use answer::{Answer, Charged, Missing, Settlement};
 use std::sync::Arc;
+use ticket::Estimated;
+pub use ticket::Ticket;
 
 /// What a driver knows of a request when it must decide.
 #[derive(Clone, Debug)]
 pub enum Body {
     /// The facts of the whole body.
     Whole(RequestFacts),
-    /// The facts of a body that was not read to its end. `known_length` says
-    /// whether the unread rest is counted in.
+    /// A body that was not read to its end.
     Cut {
-        /// From [`crate::request::Scanner::cut`].
+        /// From [`crate::request::Scanner::cut`]; the unread rest is counted in
+        /// if its length is known.
         facts: RequestFacts,
         /// Bytes that were not read; `None` if the length is not known.
         unread: Option<u64>,
@@ -70,26 +74,6 @@ words! {
     }
 }
 
-words! {
-    /// Why a successful answer taught nothing.
-    Missing {
-        /// A stream that was not asked for its usage, and gave none.
-        NotAsked => "not_asked",
-        /// The answer carries none.
-        Absent => "absent",
-        /// The answer's bytes are not valid JSON.
-        Unreadable => "unreadable",
-        /// The answer's `content-encoding` is not one that is read.
-        Encoded => "encoded",
-        /// Decoding the answer would take too much memory.
-        EncodedLarge => "encoded_large",
-        /// The answer is neither JSON nor server-sent events.
-        ContentType => "content_type",
-        /// The answer broke off, or the client left, before usage came.
-        Aborted => "aborted",
-    }
-}
-
 /// Where a request goes. `pool` is a pool of the settings it was opened with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
@@ -101,140 +85,6 @@ pub struct Decision {
     pub budget: Option<Budget>,
     /// A cap, `n` or `best_of` was there but unreadable.
     pub unreadable: bool,
-}
-
-/// An open request. Give it back to [`Gate::close`].
-#[derive(Debug)]
-pub struct Ticket {
-    pool: Arc<Pool>,
-    estimated: Option<Estimated>,
-    /// Bytes of a body that nobody read; `None` if not even that is known.
-    unread: Option<u64>,
-    /// The largest window that it may get to.
-    window: u64,
-    reservation: Option<Reservation>,
-}
-
-impl Ticket {
-    /// The driver asked for the usage of a stream that did not.
-    pub fn asked(&mut self) {
-        if let Some(estimated) = &mut self.estimated {
-            estimated.silent = false;
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Estimated {
-    settings: Arc<Settings>,
-    model: Option<Vec<u8>>,
-    key: Key,
-    api: Api,
-    budget: Budget,
-    text: Tally,
-    messages: u64,
-    /// Prompt tokens that were given as ids.
-    token_ids: u64,
-    /// The text is known whole, so its tokens can teach.
-    teachable: bool,
-    cap: Option<u64>,
-    /// The same, if the client set it.
-    asked_cap: Option<u64>,
-    /// A cap may stand in what was not read.
-    uncertain_cap: bool,
-    prompts: u64,
-    /// Sequences whose tokens the answer's usage adds up.
-    answers: u64,
-    silent: bool,
-}
-
-/// How a request ended.
-#[derive(Clone, Debug, Default)]
-pub struct Answer<'a> {
-    /// The status of an answer that came from upstream; `None` if none came
-    /// or if it was a local reply.
-    pub status: Option<u16>,
-    /// What the answer stated, or why that is not known.
-    pub usage: Option<Result<Usage, Missing>>,
-    /// A sequence ended at its limit of tokens.
-    pub stopped_by_length: bool,
-    /// Two sources of usage told different numbers.
-    pub disagreed: bool,
-    /// The answer refuses the request for its length.
-    pub overflow: Option<Overflow>,
-    /// The name of the pool that answered, if the driver can tell.
-    pub served_by: Option<&'a [u8]>,
-    /// It was not the first attempt that was answered.
-    pub retried: bool,
-    /// The answer ended; `false` if it broke off.
-    pub complete: bool,
-    /// The client left before the answer ended.
-    pub aborted: bool,
-    /// Output tokens that passed, as far as events or bytes tell.
-    pub output_seen: u64,
-}
-
-/// What became of a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settlement {
-    /// Prompt and output tokens, as far as the answer stated them.
-    pub usage: Usage,
-    /// |estimated − actual| prompt tokens, in thousandths of the actual.
-    pub error_permille: Option<u64>,
-    /// Why a successful answer has no usage.
-    pub missing: Option<Missing>,
-    /// Two sources of usage told different numbers.
-    pub disagreed: bool,
-    /// Output tokens in thousandths of the client's cap.
-    pub cap_use_permille: Option<u64>,
-    /// It was sent to a pool that it did not fit.
-    pub under_route: bool,
-    /// It was sent to a larger pool than it needed.
-    pub over_route: bool,
-    /// The window of its pool cut its output short.
-    pub truncated: bool,
-    /// Another pool answered although it fitted: its own was down.
-    pub spilled: bool,
-    /// Another pool answered a later attempt, and the answer does not tell
-    /// whether for the request's length or because its own was down.
-    pub spill_unclear: bool,
-    /// The estimator learned from it.
-    pub learned: bool,
-    /// Prompt and output tokens of a success: what the answer stated, and the
-    /// estimate for what it did not; `None` if neither is there. What a quota
-    /// counts.
-    pub tokens: Option<u64>,
-    /// What its tenant was charged in the end, in place of what it reserved.
-    pub charged: Option<Charged>,
-}
-
-/// Whether a request may go up.
-#[derive(Debug)]
-pub enum Entry {
-    /// Its tenant was charged so much.
-    Charged {
-        /// What it reserved.
-        reserved: u64,
-        /// Where the tenant stands.
-        standing: Standing,
-    },
-    /// It may, uncharged: the tenant's account is busy.
-    Uncharged,
-    /// It may not. Nothing was charged.
-    Refused(Refusal),
-}
-
-/// What a tenant was charged for a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Charged {
-    /// Whose request it was.
-    pub tenant: Arc<Entitlement>,
-    /// What it reserved.
-    pub reserved: u64,
-    /// What it used, by the tenant's weights.
-    pub actual: u64,
-    /// How the account took it; `None` if that has to wait for a tick.
-    pub settled: Option<Settled>,
 }
 
 /// Output tokens that a model is taken to need before anything is learned.
@@ -294,12 +144,11 @@ impl Gate {
         // A body that was cut before its model's name may be of any model.
         let cut = matches!(seen, Seen::Cut { .. } | Seen::CutBlind { .. });
         let api = facts.api;
+        // Of a model that nobody serves as far as we know all bytes count.
+        let weight = seen.unread().map(|unread| unread.saturating_add(facts.weight()));
         if cut && facts.model.is_none() && settings.names_models() {
-            let unread = seen.unread().map(|unread| unread.saturating_add(facts.text.total()));
-            return plain(settings, Reason::InspectLimit, unread);
+            return plain(settings, Reason::InspectLimit, weight);
         }
-        // Of a model that nobody serves as far as we know: all its bytes count.
-        let known_bytes = seen.unread().map(|unread| unread.saturating_add(facts.weight()));
         let found = settings.model(facts.model.as_deref()).and_then(|model| {
             let estimated = self.estimate(settings, model, facts, seen);
             let (pool, fit) = match seen {
@@ -309,7 +158,7 @@ impl Gate {
             Some((Arc::clone(pool), fit, estimated))
         });
         let Some((pool, fit, (estimated, unreadable))) = found else {
-            return plain(settings, Reason::UnknownModel, known_bytes);
+            return plain(settings, Reason::UnknownModel, weight);
         };
         let reason = match (seen, fit) {
             _ if api == Api::Unknown => Reason::UnknownPath,
@@ -380,25 +229,17 @@ impl Gate {
     }
 
     /// Charges an open request to its tenant, if all of the tenant's limits
-    /// cover it. A request that asks for no tokens counts as one request.
+    /// cover it, and tells how much it reserved. A request that asks for no
+    /// tokens counts as one request.
     pub fn admit(
         &self,
         now: Instant,
         slots: &mut impl Slots,
         tenant: &Arc<Entitlement>,
         ticket: &mut Ticket,
-    ) -> Entry {
-        let need = ticket.need(tenant);
-        let admission = self.ledger.admit(slots, now, tenant, need);
-        match admission {
-            Admission::Admitted(reservation, standing) => {
-                let reserved = reservation.reserved();
-                ticket.reservation = Some(reservation);
-                Entry::Charged { reserved, standing }
-            }
-            Admission::Uncharged => Entry::Uncharged,
-            Admission::Refused(refusal) => Entry::Refused(refusal),
-        }
+    ) -> Admission<u64> {
+        let admission = self.ledger.admit(slots, now, tenant, ticket.need(tenant));
+        admission.map(|reservation| ticket.reservation.insert(reservation).reserved())
     }
 
     /// Closes a request: judges the decision by the answer, learns from it if
@@ -413,8 +254,10 @@ impl Gate {
     ) -> Settlement {
         let reservation = ticket.reservation.take();
         let mut settlement = self.judge(now, &ticket, answer);
+        let used = ticket.used(answer);
+        settlement.tokens = used.and_then(|used| used.tokens());
         settlement.charged = reservation.map(|reservation| {
-            let actual = used(&reservation, &ticket, answer, &settlement);
+            let actual = used.map_or(0, |used| used.charge(&reservation));
             let (tenant, reserved) = (Arc::clone(reservation.tenant()), reservation.reserved());
             let settled = self.ledger.settle(slots, now, reservation, actual);
             Charged { tenant, reserved, actual, settled }
@@ -431,10 +274,6 @@ impl Gate {
             _ => {}
         }
         settlement.disagreed = answer.disagreed;
-        if success {
-            let budget = ticket.estimated.as_ref().map(|estimated| estimated.budget);
-            settlement.tokens = tokens(&so_far(settlement.usage, answer), budget);
-        }
         let Some(estimated) = &ticket.estimated else { return settlement };
         if !success {
             // A count that would have fitted is none: an error may repeat the
@@ -530,73 +369,6 @@ pub fn surely_largest(settings: &Settings, scanner: &Scanner) -> bool {
     scanner.text_bytes() as f64 / settings.estimator.ratio_max > most as f64
 }
 
-impl Ticket {
-    /// Prompt tokens that stand in what was not read, at the most: a byte may be
-    /// one, and no engine takes more than its window.
-    fn unread_tokens(&self) -> u64 {
-        self.unread.map_or(self.window, |bytes| bytes.min(self.window))
-    }
-
-    /// What the request may need.
-    fn need(&self, tenant: &Entitlement) -> Need {
-        let unread = self.unread_tokens();
-        let weights = &tenant.weights;
-        match &self.estimated {
-            Some(estimated) if unread == 0 => tenant.need(&estimated.budget),
-            Some(estimated) => {
-                let known = tenant.need(&estimated.budget);
-                let unread = weights.most(unread, 0);
-                Need {
-                    charge: known.charge.max(unread),
-                    tokens: known.tokens.max(self.unread_tokens()),
-                }
-            }
-            None => Need { charge: weights.most(unread, 0), tokens: unread },
-        }
-    }
-}
-
-/// What an ended request is charged.
-fn used(
-    reservation: &Reservation,
-    ticket: &Ticket,
-    answer: &Answer<'_>,
-    settlement: &Settlement,
-) -> u64 {
-    let estimated = ticket.estimated.as_ref();
-    let input = estimated.map_or_else(|| ticket.unread_tokens(), |one| one.budget.input);
-    let weights = &reservation.tenant().weights;
-    // What nobody stated is taken from the estimate and from what passed, and
-    // is never more than was reserved.
-    let guess = |output| weights.most(input, output).min(reservation.reserved());
-    match answer.status {
-        Some(200..300) => {
-            let usage = so_far(settlement.usage, answer);
-            let whole = usage.output.is_some() || answer.complete;
-            let stated = weights.of(&usage).filter(|_| whole);
-            stated.unwrap_or_else(|| guess(answer.output_seen))
-        }
-        // The engine was at work for a client that did not wait.
-        None if answer.aborted => guess(0),
-        // It failed, refused, or was never reached.
-        _ => 0,
-    }
-}
-
-/// What an answer used as far as it came: one that broke off may have stated
-/// no more than the beginning of its output.
-fn so_far(usage: Usage, answer: &Answer<'_>) -> Usage {
-    let seen = |output: u64| if answer.complete { output } else { output.max(answer.output_seen) };
-    Usage { output: usage.output.map(seen), ..usage }
-}
-
-fn tokens(usage: &Usage, budget: Option<Budget>) -> Option<u64> {
-    let input = usage.input.or(budget.map(|budget| budget.input));
-    let output = usage.output.or(budget.map(|budget| budget.reserve.saturating_sub(budget.input)));
-    let known = input.is_some() || output.is_some();
-    known.then(|| input.unwrap_or(0).saturating_add(output.unwrap_or(0)))
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Whole,
@@ -625,53 +397,6 @@ impl Seen {
             Self::Whole | Self::Length => Some(0),
             Self::Cut { unread, .. } => Some(unread),
             Self::CutBlind { .. } | Self::Nothing => None,
-        }
-    }
-}
-
-impl Estimated {
-    fn pools(&self) -> &[Arc<Pool>] {
-        self.settings.model(self.model.as_deref()).map_or(&[], |model| &model.pools)
-    }
-
-    fn is_largest(&self, pool: &Pool) -> bool {
-        self.pools().last().is_some_and(|largest| largest.name == pool.name)
-    }
-
-    /// In a dry run the request went where it would have gone without us.
-    fn dry_run(&self) -> bool {
-        self.settings.dry_run
-    }
-
-    /// Compares where the request went with what it turned out to need.
-    fn judge(&self, chosen: &Pool, answer: &Answer<'_>, settlement: &mut Settlement) {
-        let elsewhere = answer.served_by.is_some_and(|name| name != chosen.name.as_bytes());
-        let elsewhere = elsewhere && !self.dry_run();
-        let usage = settlement.usage;
-        // Several prompts share one usage: none of them can be judged alone.
-        let (Some(input), 1) = (usage.input.filter(|input| *input > 0), self.prompts) else {
-            settlement.spilled = elsewhere && !answer.retried;
-            settlement.spill_unclear = elsewhere && answer.retried;
-            return;
-        };
-        let output = usage.output.unwrap_or(0).div_ceil(self.answers);
-        let used = input.saturating_add(output);
-        let needed = input.saturating_add(self.cap.unwrap_or(output));
-        // An engine that stops at its window stops there exactly.
-        let by_window = used == chosen.max_model_len && self.cap.is_none_or(|cap| output < cap);
-        // One that says so may count a little less than it held.
-        let near = used >= chosen.max_model_len - chosen.max_model_len / 32;
-        let uncapped = self.cap.is_none() && !self.uncertain_cap;
-        let says_so = answer.stopped_by_length && uncapped && near;
-        settlement.truncated = !elsewhere && !self.dry_run() && (by_window || says_so);
-        settlement.under_route =
-            !self.is_largest(chosen) && (settlement.truncated || needed > chosen.max_model_len);
-        settlement.spilled = elsewhere && !settlement.under_route;
-        // A part of an answer, or a cap that nobody read, is no proof that less
-        // would have done.
-        if answer.complete && !self.uncertain_cap {
-            let mut smaller = self.pools().iter().take_while(|pool| pool.name != chosen.name);
-            settlement.over_route = smaller.any(|pool| needed <= pool.threshold);
         }
     }
 }

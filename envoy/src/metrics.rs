@@ -2,8 +2,8 @@
 
 use crate::host::{Counter, Gauge, Histogram};
 use tidegate::config::Config;
-use tidegate::gate::{Charged, Decision, Entry, Missing, Reason, Settlement};
-use tidegate::tenant::{Cause, Status};
+use tidegate::gate::{Charged, Decision, Missing, Reason, Settlement};
+use tidegate::tenant::{Admission, Cause, Status};
 
 /// The metrics of one configuration: its pools give them their names.
 pub(crate) struct Metrics {
@@ -147,15 +147,15 @@ impl TenantMetrics {
         self.each.get(at.ok()?).map(|(_, metrics)| metrics)
     }
 
-    pub(crate) fn decided(&self, tenant: &str, entry: &Entry) {
+    pub(crate) fn decided(&self, tenant: &str, admission: &Admission<u64>) {
         let each = self.of(tenant);
-        match entry {
-            Entry::Charged { reserved, .. } => {
+        match admission {
+            Admission::Admitted(reserved, _) => {
                 raise(each.and_then(|each| each.admitted), true);
                 raise_by(each.and_then(|each| each.reserved), *reserved);
             }
-            Entry::Uncharged => raise(self.uncharged, true),
-            Entry::Refused(refusal) => {
+            Admission::Uncharged => raise(self.uncharged, true),
+            Admission::Refused(refusal) => {
                 raise(each.and_then(|each| each.refused), true);
                 raise(self.refused.get(refusal.cause as usize).copied(), true);
             }

@@ -13,9 +13,9 @@ use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use std::sync::Arc;
 use tidegate::config::{Inspect, Pool, Settings, StreamUsage};
-use tidegate::gate::{Answer, Body, Decision, Entry, Reason, Settlement, Ticket, surely_largest};
+use tidegate::gate::{Answer, Body, Decision, Reason, Settlement, Ticket, surely_largest};
 use tidegate::request::{self, Api, Edit, RequestFacts};
-use tidegate::tenant::Standing;
+use tidegate::tenant::{Admission, Standing};
 
 /// The most that one read brings: Envoy's default `per_connection_buffer_limit_bytes`
 /// and what it may overshoot.
@@ -148,7 +148,7 @@ impl Stream {
                 metrics.tenants.decided(&tenant.name, &admission);
                 host::publish("tidegate_tenant", tenant.name.as_bytes());
                 match admission {
-                    Entry::Refused(refusal) => {
+                    Admission::Refused(refusal) => {
                         host::publish("tidegate_refused", refusal.cause.word().as_bytes());
                         if !settings.dry_run {
                             publish(&decision);
@@ -156,10 +156,10 @@ impl Stream {
                             return Opened::Refused;
                         }
                     }
-                    Entry::Charged { standing: known, .. } => {
+                    Admission::Admitted(_, known) => {
                         standing = tenants.headers.then_some(known);
                     }
-                    Entry::Uncharged => {}
+                    Admission::Uncharged => {}
                 }
             }
             let pool = Arc::clone(&decision.pool);

@@ -1,8 +1,9 @@
 use super::*;
 use crate::config::Config;
-use crate::estimate::{Class, Learned};
+use crate::estimate::{Class, Learned, Tally};
 use crate::request::Cap;
 use crate::share::NoSlots;
+use crate::usage::Usage;
 
 const CONFIG: &[u8] = br#"{"version": 1, "models": [{"match": "m*", "pools": [
     {"name": "short", "cluster": "s", "max_model_len": 8192, "threshold": 4000},
@@ -72,23 +73,29 @@ fn each_way_to_decide_has_its_reason() {
 }
 
 #[test]
-fn a_quota_counts_what_was_stated_and_estimates_the_rest() {
+fn a_quota_counts_what_was_stated_or_seen_and_estimates_the_rest() {
     let mut gate = gate();
     let body = || Body::Whole(chat(8000, Cap::Tokens(100)));
     let budget = open(&gate, body()).1.budget.unwrap();
-    assert!(budget.input > 0 && budget.reserve == budget.input + 100);
+    assert!(budget.input > 0);
     let mut tokens = |body, input, output| {
         let usage = Usage { input, output, ..Usage::default() };
         let told = if usage == Usage::default() { Err(Missing::Aborted) } else { Ok(usage) };
-        let answer = Answer { status: Some(200), usage: Some(told), ..Answer::default() };
+        let answer =
+            Answer { status: Some(200), usage: Some(told), output_seen: 30, ..Answer::default() };
         close(&mut gate, body, &answer).tokens
     };
-    assert_eq!(tokens(body(), None, None), Some(budget.reserve));
-    assert_eq!(tokens(body(), None, Some(2)), Some(budget.input + 2));
-    assert_eq!(tokens(body(), Some(70), None), Some(170));
-    assert_eq!(tokens(body(), Some(70), Some(2)), Some(72));
-    assert_eq!(tokens(Body::Unparsed(None), Some(70), None), Some(70));
-    assert_eq!(tokens(Body::Unparsed(None), None, None), None);
+    assert_eq!(tokens(body(), None, None), Some(budget.input + 30));
+    assert_eq!(tokens(body(), None, Some(50)), Some(budget.input + 50));
+    assert_eq!(tokens(body(), Some(70), None), Some(100));
+    assert_eq!(tokens(body(), Some(70), Some(50)), Some(120));
+    assert_eq!(tokens(body(), Some(70), Some(2)), Some(100), "the beginning");
+    assert_eq!(tokens(Body::Unparsed(Some(9)), Some(70), None), Some(100));
+    assert_eq!(tokens(Body::Unparsed(Some(9)), None, None), Some(39));
+    // The engine was at work for a client that left.
+    let left = Answer { aborted: true, ..Answer::default() };
+    let input = input(&gate);
+    assert_eq!(close(&mut gate, body(), &left).tokens, Some(input));
     // Nothing was served.
     for status in [None, Some(400), Some(500)] {
         let answer = Answer { status, ..used(70, 2) };
@@ -406,7 +413,6 @@ mod early {
 
 mod tenants {
     use super::*;
-    use crate::gate::Entry;
     use crate::share::{Change, Slots, Updated};
     use crate::tenant::{Entitlement, Law, Limits, ReserveOutput, Weights};
 
@@ -451,7 +457,7 @@ mod tenants {
         let (mut ticket, _) = open(&gate, Body::Whole(chat(400, Cap::Tokens(1000))));
         let now = Instant::default();
         let admission = gate.admit(now, &mut memory, &tenant, &mut ticket);
-        assert!(matches!(admission, Entry::Charged { .. }), "{admission:?}");
+        assert!(matches!(admission, Admission::Admitted(..)), "{admission:?}");
         let status = gate.ledger().status(&mut memory, now, &tenant);
         assert_eq!((status.tokens, status.requests), (1107, 1));
         let charged = gate.close(now, &mut memory, ticket, answer).charged.unwrap();
@@ -459,7 +465,7 @@ mod tenants {
         assert_eq!((status.tokens, status.requests), (0, 0), "{answer:?}");
         assert_eq!(charged.reserved, 1107);
         // The account took just that.
-        let Entry::Charged { standing, .. } =
+        let Admission::Admitted(_, standing) =
             gate.admit(now, &mut memory, &tenant, &mut open(&gate, Body::Unparsed(Some(0))).0)
         else {
             panic!()
@@ -495,7 +501,7 @@ mod tenants {
                     usage: Some(Ok(Usage { input: Some(100), ..Usage::default() })),
                     ..silent(30)
                 },
-                107 + 30,
+                100 + 30,
             ),
             (
                 "the client left after the last usage",
@@ -520,9 +526,9 @@ mod tenants {
             let (mut ticket, _) = gate.open(&settings, body);
             let mut memory = memory(&gate, &tenant);
             match gate.admit(Instant::default(), &mut memory, &tenant, &mut ticket) {
-                Entry::Charged { reserved, .. } => reserved,
-                Entry::Refused(refusal) => refusal.need,
-                Entry::Uncharged => unreachable!(),
+                Admission::Admitted(reserved, _) => reserved,
+                Admission::Refused(refusal) => refusal.need,
+                Admission::Uncharged => unreachable!(),
             }
         };
         assert_eq!(need(Body::NotInspected(Some(0))), 0);
@@ -544,8 +550,8 @@ mod tenants {
                 Body::Whole(RequestFacts::chat("x", Tally::of(Class::Tools, 3000), 1, Cap::Absent)),
             )
             .0;
-        let entry =
+        let admission =
             gate.admit(Instant::default(), &mut memory(&gate, &tenant), &tenant, &mut ticket);
-        assert!(matches!(entry, Entry::Charged { reserved: 3000, .. }), "{entry:?}");
+        assert!(matches!(admission, Admission::Admitted(3000, _)), "{admission:?}");
     }
 }

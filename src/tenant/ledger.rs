@@ -66,13 +66,26 @@ pub struct Share {
 
 /// Whether a tenant's limits cover a request.
 #[derive(Debug)]
-pub enum Admission {
+pub enum Admission<R = Reservation> {
     /// They do, and it is charged.
-    Admitted(Reservation, Standing),
+    Admitted(R, Standing),
     /// The memory is busy, and this tenant's requests pass then.
     Uncharged,
     /// They do not, and it is not charged.
     Refused(Refusal),
+}
+
+impl<R> Admission<R> {
+    /// The same with another value in the reservation's place.
+    pub fn map<T>(self, value: impl FnOnce(R) -> T) -> Admission<T> {
+        match self {
+            Self::Admitted(reservation, standing) => {
+                Admission::Admitted(value(reservation), standing)
+            }
+            Self::Uncharged => Admission::Uncharged,
+            Self::Refused(refusal) => Admission::Refused(refusal),
+        }
+    }
 }
 
 words! {
