@@ -228,3 +228,22 @@ fn teach(
 fn first(mean: f64, taught: Instant) -> Ratio {
     Ratio { mean, deviation: mean * FIRST_DEVIATION, samples: 0.0, taught }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_table_takes_a_new_ratio_only_for_a_stale_one() {
+        let at = |second| Instant::default() + Span::from_secs(second);
+        let ratio = |taught| Ratio { mean: 4.0, deviation: 0.0, samples: 1.0, taught };
+        let mut ratios = Ratios::default();
+        for key in 0..3 {
+            ratios.set_within(Key(key), ratio(at(key)), 3);
+        }
+        ratios.set_within(Key(9), ratio(at(3599)), 3);
+        assert!(ratios.get(Key(9)).is_none());
+        ratios.set_within(Key(9), ratio(at(3600)), 3);
+        assert!(ratios.get(Key(9)).is_some() && ratios.get(Key(0)).is_none());
+    }
+}

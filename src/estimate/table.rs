@@ -99,6 +99,8 @@ mod tests {
         assert_eq!(table.make_place(Key(9)), None, "it is there");
         assert_eq!(*table.open(Key(1), || 5), 5);
         assert_eq!(table.sorted(), [(Key(1), &5), (Key(7), &2), (Key(9), &4)]);
-        assert!(!table.has_place(Key(2), 3) && table.has_place(Key(1), 3));
+        table.remove(Key(7));
+        assert!(table.has_place(Key(2), 3) && table.has_place(Key(2), 9));
+        assert!(!table.has_place(Key(2), 2) && table.has_place(Key(1), 2));
     }
 }

@@ -96,6 +96,12 @@ fn a_quota_counts_what_was_stated_or_seen_and_estimates_the_rest() {
     let left = Answer { aborted: true, ..Answer::default() };
     let input = input(&gate);
     assert_eq!(close(&mut gate, body(), &left).tokens, Some(input));
+    // Embeddings have no output to state, and a document without text no tokens.
+    let stated = Ok(Usage { input: Some(70), ..Usage::default() });
+    let embedding = Answer { usage: Some(stated), output_seen: 30, ..used(0, 0) };
+    assert_eq!(close(&mut gate, body(), &embedding).tokens, Some(70));
+    let empty = Answer { usage: None, ..used(0, 0) };
+    assert_eq!(close(&mut gate, Body::Unparsed(Some(0)), &empty).tokens, None);
     // Nothing was served.
     for status in [None, Some(400), Some(500)] {
         let answer = Answer { status, ..used(70, 2) };
@@ -516,6 +522,21 @@ mod tenants {
         ] {
             assert_eq!(charged(&answer), expected, "{what}");
         }
+    }
+
+    #[test]
+    fn what_nobody_stated_is_never_charged_above_the_reserve() {
+        let mut gate = gate();
+        let learned =
+            Entitlement { reserve_output: ReserveOutput::Learned, ..Entitlement::clone(&acme()) };
+        let learned = Arc::new(learned);
+        let mut memory = memory(&gate, &learned);
+        let (mut ticket, _) = open(&gate, Body::Whole(chat(400, Cap::Tokens(5000))));
+        let admission = gate.admit(Instant::default(), &mut memory, &learned, &mut ticket);
+        assert!(matches!(admission, Admission::Admitted(reserved, _) if reserved < 2000));
+        let answer = Answer { usage: Some(Err(Missing::Absent)), output_seen: 4000, ..used(0, 0) };
+        let charged = gate.close(Instant::default(), &mut memory, ticket, &answer).charged.unwrap();
+        assert_eq!(charged.actual, charged.reserved);
     }
 
     #[test]
