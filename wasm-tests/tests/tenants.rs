@@ -58,6 +58,7 @@ fn the_first_source_that_says_anything_decides() {
     assert_eq!(tenant(&ask(of("acme"))), "acme");
     assert_eq!(tenant(&ask(jwt(chat(400), "acme"))), "acme");
     assert_eq!(tenant(&ask(jwt(of("acme"), "nobody"))), "others", "the claim comes first");
+    assert_eq!(tenant(&ask(jwt(of("acme"), " "))), "acme", "an empty claim says nothing");
     let key = |value: &str| chat(400).header("authorization", value);
     assert_eq!(tenant(&ask(key("Bearer secret"))), "acme");
     assert_eq!(tenant(&ask(key("Bearer other"))), "others");
@@ -74,13 +75,15 @@ fn a_request_over_the_limit_gets_an_answer_that_tells_when_to_come_back() {
     assert_eq!(header(&first, "x-ratelimit-remaining-tokens"), Some("2793"));
     assert_eq!(header(&first, "x-ratelimit-reset-tokens"), Some("2.070s"));
     assert_eq!(header(&first, "x-ratelimit-remaining-requests"), Some("2"));
-    // 110 were used: 2,890 are left.
+    // 110 were used: 2,890 are left, and a little has come back.
+    worker.host.advance(Duration::from_micros(500));
     let ask = || worker.run(tokens(2880, 100).header("x-team", "acme"), &used(2840, 50));
     let refused = ask();
     assert_eq!((refused.verdict, refused.status()), (Verdict::Replied, Some(429)));
     assert!(refused.request_body.is_empty());
     assert_eq!(header(&refused, "retry-after"), Some("1"));
     assert_eq!(header(&refused, "x-ratelimit-remaining-tokens"), Some("2890"));
+    assert_eq!(header(&refused, "x-ratelimit-reset-tokens"), Some("1.100s"), "rounded up");
     let error: Value = serde_json::from_slice(&refused.response_body).unwrap();
     assert_eq!(error["error"]["code"], "rate_limit_exceeded");
     assert_eq!(refused.state("tidegate_refused"), Some("tokens"));
