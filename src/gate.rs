@@ -7,13 +7,13 @@
 mod answer;
 mod ticket;
 
-use crate::config::{Model, Pool, Settings};
-use crate::estimate::{Key, Learner};
+use crate::config::{Model, Pool, Settings, Tenants};
+use crate::estimate::{Key, Learner, hash};
 use crate::pool::{self, Budget, Fit, Output};
 use crate::request::{Api, Cap, Media, RequestFacts, Scanner};
 use crate::share::Slots;
-use crate::tenant::{Admission, Entitlement, Ledger};
-use crate::time::Instant;
+use crate::tenant::{Admission, Ask, Entitlement, HOLD_TICK, Hold, Ledger, Queue, Released, Used};
+use crate::time::{Instant, Span};
 use crate::usage::Overflow;
 pub use answer::{Answer, Charged, Missing, Settlement};
 use std::sync::Arc;
@@ -96,6 +96,7 @@ const FIRST_OUTPUT: u64 = 1024;
 pub struct Gate {
     learner: Learner,
     ledger: Ledger,
+    queue: Queue,
 }
 
 impl Gate {
@@ -103,7 +104,11 @@ impl Gate {
     /// `incarnation` must differ between all workers of a process, dead ones
     /// included.
     pub fn new(instance: &str, incarnation: u64) -> Self {
-        Self { learner: Learner::default(), ledger: Ledger::new(instance, incarnation) }
+        Self {
+            learner: Learner::default(),
+            ledger: Ledger::new(instance, incarnation),
+            queue: Queue::default(),
+        }
     }
 
     /// The tenants' accounts.
@@ -228,18 +233,52 @@ impl Gate {
         (estimated, facts.unreadable > 0)
     }
 
-    /// Charges an open request to its tenant, if all of the tenant's limits
-    /// cover it, and tells how much it reserved. A request that asks for no
-    /// tokens counts as one request.
+    /// Charges an open request to its tenant and its pool, if all limits cover
+    /// it and it is its turn, and tells how much it reserved. A request that asks
+    /// for no tokens counts as one request.
+    ///
+    /// With `hold` (the driver's name for the request and the bytes of its body,
+    /// all of which is there) it may be [`Admission::Held`]: then it goes on when
+    /// [`poll`](Self::poll) says so.
     pub fn admit(
-        &self,
+        &mut self,
         now: Instant,
-        slots: &mut impl Slots,
+        slots: &mut dyn Slots,
+        tenants: &Tenants,
         tenant: &Arc<Entitlement>,
         ticket: &mut Ticket,
+        hold: Option<(u64, u64)>,
     ) -> Admission<u64> {
-        let admission = self.ledger.admit(slots, now, tenant, ticket.need(tenant));
-        admission.map(|reservation| ticket.reservation.insert(reservation).reserved())
+        let need = ticket.need(tenant);
+        // What asks for no tokens keeps no GPU busy.
+        let ask = Ask {
+            tenant: Arc::clone(tenant),
+            pool: hash(ticket.pool.name.as_bytes()),
+            capacity: tenants.capacity(&ticket.pool.name).filter(|_| need.tokens > 0).cloned(),
+            need,
+        };
+        let hold = hold.map(|(id, bytes)| Hold { id, bytes, limits: tenants.hold });
+        ticket.enter(self.queue.admit(slots, &self.ledger, now, &ask, hold))
+    }
+
+    /// Held requests that are decided now. To be called after each
+    /// [`close`](Self::close), and again after [`next_wake`](Self::next_wake).
+    /// Each admission belongs into its ticket: [`Ticket::enter`].
+    pub fn poll(&mut self, now: Instant, slots: &mut dyn Slots) -> Vec<Released> {
+        if self.queue.is_empty() {
+            return Vec::new();
+        }
+        self.queue.poll(slots, &self.ledger, now)
+    }
+
+    /// How soon to [`poll`](Self::poll) again; `None` if nothing is held.
+    pub fn next_wake(&self) -> Option<Span> {
+        (!self.queue.is_empty()).then_some(HOLD_TICK)
+    }
+
+    /// The client of a held request has left. Its ticket is to be dropped.
+    pub fn leave(&mut self, id: u64) {
+        self.queue.leave(id);
     }
 
     /// Closes a request: judges the decision by the answer, learns from it if
@@ -248,7 +287,7 @@ impl Gate {
     pub fn close(
         &mut self,
         now: Instant,
-        slots: &mut impl Slots,
+        slots: &mut dyn Slots,
         mut ticket: Ticket,
         answer: &Answer<'_>,
     ) -> Settlement {
@@ -259,7 +298,8 @@ impl Gate {
         settlement.charged = reservation.map(|reservation| {
             let actual = used.map_or(0, |used| used.charge(&reservation));
             let (tenant, reserved) = (Arc::clone(reservation.tenant()), reservation.reserved());
-            let settled = self.ledger.settle(slots, now, reservation, actual);
+            let used = Used { charge: actual, tokens: settlement.tokens.unwrap_or(0) };
+            let settled = self.ledger.settle(slots, now, reservation, used);
             Charged { tenant, reserved, actual, settled }
         });
         settlement

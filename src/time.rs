@@ -27,6 +27,14 @@ impl Instant {
     }
 }
 
+impl Add for Span {
+    type Output = Self;
+
+    fn add(self, span: Self) -> Self {
+        Self(self.0.saturating_add(span.0))
+    }
+}
+
 impl Add<Span> for Instant {
     type Output = Self;
 
@@ -50,9 +58,19 @@ impl Span {
         Self(secs.saturating_mul(1_000_000_000))
     }
 
+    /// From whole milliseconds; saturates.
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis.saturating_mul(1_000_000))
+    }
+
     /// Nanoseconds.
     pub const fn as_nanos(self) -> u64 {
         self.0
+    }
+
+    /// Whole seconds, rounded up.
+    pub const fn whole_secs(self) -> u64 {
+        self.0.div_ceil(1_000_000_000)
     }
 
     /// Seconds, as a float for ratios and reports.

@@ -11,6 +11,7 @@
 
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::{BufferType, MapType, MetricType, Status};
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tidegate::share::{Change, Slots, Updated};
 
@@ -78,6 +79,18 @@ pub(crate) fn answer(status: u16, headers: &[(&str, String)], body: &[u8]) {
     let _ = hostcalls::send_http_response(u32::from(status), headers, Some(body));
 }
 
+/// Makes the calls that follow be about another stream of this VM, or about the
+/// callback's own again. Says whether there is such a context.
+pub(crate) fn act_for(context: u32) -> bool {
+    hostcalls::set_effective_context(context).is_ok()
+}
+
+/// Lets a request go up that a callback paused; in a later one, while it acts
+/// for that request's stream.
+pub(crate) fn resume_request() {
+    let _ = hostcalls::resume_http_request();
+}
+
 /// Removes a header of the answer; in `on_http_response_headers` only.
 pub(crate) fn remove_response_header(name: &str) {
     let _ = hostcalls::remove_map_value(MapType::HttpResponseHeaders, name);
@@ -132,7 +145,7 @@ pub(crate) fn publish(name: &str, value: &[u8]) {
     let _ = hostcalls::set_property(vec![name], Some(value));
 }
 
-/// Asks for a tick every `period`; in `on_configure` only.
+/// Asks for a tick every `period`.
 pub(crate) fn tick_every(period: Duration) {
     let _ = hostcalls::set_tick_period(period);
 }
@@ -192,6 +205,15 @@ impl Histogram {
     }
 }
 
+thread_local! {
+    static CONFLICTS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often another worker was faster, since the last call.
+pub(crate) fn conflicts() -> u64 {
+    CONFLICTS.take()
+}
+
 /// Envoy's shared data: one process-wide map for all VMs of a `vm_id`.
 pub(crate) struct SharedData;
 
@@ -206,7 +228,7 @@ impl Slots for SharedData {
             let Some(new) = change(content.as_deref()) else { return Updated::Done };
             match hostcalls::set_shared_data(name, Some(&new), cas) {
                 Ok(()) => return Updated::Done,
-                Err(Status::CasMismatch) => {}
+                Err(Status::CasMismatch) => CONFLICTS.set(CONFLICTS.get() + 1),
                 Err(_) => return Updated::Failed,
             }
         }

@@ -5,6 +5,7 @@
 
 mod answer;
 mod decode;
+mod held;
 mod host;
 mod metrics;
 mod stream;
@@ -13,23 +14,28 @@ mod worker;
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{ContextType, LogLevel};
-use std::time::Duration;
 use tidegate::config::Config;
 use worker::Instance;
 
-/// How often workers exchange what they learned.
-const TICK: Duration = Duration::from_secs(1);
-
 proxy_wasm::main! {{
     proxy_wasm::set_log_level(LogLevel::Info);
-    proxy_wasm::set_root_context(|_| Box::new(Root::default()));
+    proxy_wasm::set_root_context(|context| Box::new(Root { context, instance: None }));
 }}
 
 /// One configuration of one instance, in one VM.
-#[derive(Default)]
-struct Root(Option<Instance>);
+struct Root {
+    context: u32,
+    instance: Option<Instance>,
+}
 
-impl Context for Root {}
+impl Context for Root {
+    fn on_done(&mut self) -> bool {
+        if let Some(instance) = &self.instance {
+            instance.metrics.tenants.retire();
+        }
+        true
+    }
+}
 
 impl RootContext for Root {
     fn on_configure(&mut self, size: usize) -> bool {
@@ -44,19 +50,18 @@ impl RootContext for Root {
         for warning in &config.warnings {
             log::warn!("tidegate: {warning}");
         }
-        self.0 = Some(Instance::new(config));
-        host::tick_every(TICK);
+        self.instance = Some(Instance::new(config));
         true
     }
 
     fn on_tick(&mut self) {
-        if let Some(instance) = &self.0 {
-            instance.tick();
+        if let Some(instance) = &self.instance {
+            instance.tick(self.context);
         }
     }
 
-    fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
-        Some(Box::new(stream::Stream::new(self.0.clone())))
+    fn create_http_context(&self, context_id: u32) -> Option<Box<dyn HttpContext>> {
+        Some(Box::new(stream::Stream::new(context_id, self.instance.clone())))
     }
 
     fn get_type(&self) -> Option<ContextType> {

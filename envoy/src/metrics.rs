@@ -1,9 +1,11 @@
 //! Counters and histograms, all defined at configure time.
 
+mod tenants;
+
 use crate::host::{Counter, Gauge, Histogram};
+use tenants::TenantMetrics;
 use tidegate::config::Config;
-use tidegate::gate::{Charged, Decision, Missing, Reason, Settlement};
-use tidegate::tenant::{Admission, Cause, Status};
+use tidegate::gate::{Decision, Missing, Reason, Settlement};
 
 /// The metrics of one configuration: its pools give them their names.
 pub(crate) struct Metrics {
@@ -50,148 +52,6 @@ impl StreamUsage {
     }
 }
 
-/// What tenants were let through and charged.
-pub(crate) struct TenantMetrics {
-    uncharged: Option<Counter>,
-    /// In the order of [`Cause::ALL`].
-    refused: Vec<Counter>,
-    refunded: Option<Counter>,
-    exceeded: Option<Counter>,
-    clamped: Option<Counter>,
-    forgiven: Option<Counter>,
-    expired: Option<Counter>,
-    /// In the order of the configuration's tenants, sorted by name.
-    each: Vec<(String, EachTenant)>,
-}
-
-/// Metrics that carry a tenant's name; those of tenants beyond
-/// [`TENANTS_MAX`] are counted under `other`.
-#[derive(Clone, Copy)]
-struct EachTenant {
-    admitted: Option<Counter>,
-    refused: Option<Counter>,
-    reserved: Option<Counter>,
-    settled: Option<Counter>,
-    /// `None` for `other`: gauges of several tenants make no sense together.
-    gauges: Option<TenantGauges>,
-}
-
-#[derive(Clone, Copy)]
-struct TenantGauges {
-    tokens: Option<Gauge>,
-    requests: Option<Gauge>,
-    left: Option<Gauge>,
-    debt: Option<Gauge>,
-}
-
-/// Tenants whose names stand in metrics.
-const TENANTS_MAX: usize = 100;
-
-impl TenantMetrics {
-    fn define(
-        config: &Config,
-        count: &impl Fn(&str) -> Option<Counter>,
-        gauge: impl Fn(&str) -> Option<Gauge>,
-    ) -> Self {
-        let Some(tenants) = &config.tenants else {
-            return Self {
-                uncharged: None,
-                refused: Vec::new(),
-                refunded: None,
-                exceeded: None,
-                clamped: None,
-                forgiven: None,
-                expired: None,
-                each: Vec::new(),
-            };
-        };
-        let counters = |name: &str| EachTenant {
-            admitted: count(&format!("tenant_admitted.{name}")),
-            refused: count(&format!("tenant_refused.{name}")),
-            reserved: count(&format!("tenant_reserved.{name}")),
-            settled: count(&format!("tenant_settled.{name}")),
-            gauges: None,
-        };
-        let all = tenants.all();
-        let other = (all.len() > TENANTS_MAX).then(|| counters("other"));
-        let each = all.iter().enumerate().map(|(at, tenant)| {
-            let name = &tenant.name;
-            let metrics = other.filter(|_| at >= TENANTS_MAX).unwrap_or_else(|| EachTenant {
-                gauges: Some(TenantGauges {
-                    tokens: gauge(&format!("tenant_tokens_in_flight.{name}")),
-                    requests: gauge(&format!("tenant_requests.{name}")),
-                    left: gauge(&format!("tenant_left.{name}")),
-                    debt: gauge(&format!("tenant_debt.{name}")),
-                }),
-                ..counters(name)
-            });
-            (name.clone(), metrics)
-        });
-        Self {
-            uncharged: count("uncharged"),
-            refused: Cause::ALL
-                .iter()
-                .filter_map(|cause| count(&format!("refused.{}", cause.word())))
-                .collect(),
-            refunded: count("refunded"),
-            exceeded: count("exceeded"),
-            clamped: count("refund_clamped"),
-            forgiven: count("debt_forgiven"),
-            expired: count("reservation_expired"),
-            each: each.collect(),
-        }
-    }
-
-    fn of(&self, tenant: &str) -> Option<&EachTenant> {
-        let at = self.each.binary_search_by(|(name, _)| name.as_str().cmp(tenant));
-        self.each.get(at.ok()?).map(|(_, metrics)| metrics)
-    }
-
-    pub(crate) fn decided(&self, tenant: &str, admission: &Admission<u64>) {
-        let each = self.of(tenant);
-        match admission {
-            Admission::Admitted(reserved, _) => {
-                raise(each.and_then(|each| each.admitted), true);
-                raise_by(each.and_then(|each| each.reserved), *reserved);
-            }
-            Admission::Uncharged => raise(self.uncharged, true),
-            Admission::Refused(refusal) => {
-                raise(each.and_then(|each| each.refused), true);
-                raise(self.refused.get(refusal.cause as usize).copied(), true);
-            }
-        }
-    }
-
-    fn settled(&self, charged: &Charged) {
-        let each = self.of(&charged.tenant.name);
-        raise_by(each.and_then(|each| each.settled), charged.actual);
-        let settled = charged.settled.unwrap_or_default();
-        raise_by(self.refunded, settled.refunded);
-        raise_by(self.exceeded, settled.exceeded);
-        raise_by(self.clamped, settled.clamped);
-        raise_by(self.forgiven, settled.forgiven);
-    }
-
-    pub(crate) fn expired(&self, reservations: u64) {
-        raise_by(self.expired, reservations);
-    }
-
-    /// Shows how the account of the tenant at this place stands.
-    pub(crate) fn set(&self, at: usize, status: &Status) {
-        let Some(gauges) = self.each.get(at).and_then(|(_, each)| each.gauges) else { return };
-        for (gauge, value) in [
-            (gauges.tokens, status.tokens),
-            (gauges.requests, status.requests),
-            (gauges.left, status.left),
-            (gauges.debt, status.debt),
-        ] {
-            if let Some(gauge) = gauge {
-                gauge.set(value);
-            }
-        }
-    }
-}
-
 impl Metrics {
     pub(crate) fn define(
         config: &Config,
@@ -231,9 +91,12 @@ impl Metrics {
                 hidden: count("stream_usage.hidden"),
                 passed: count("stream_usage.passed"),
             },
-            tenants: TenantMetrics::define(config, &count, |name| {
-                Gauge::define(&format!("tidegate.{name}{instance}"))
-            }),
+            tenants: TenantMetrics::define(
+                config,
+                &count,
+                &|name| Gauge::define(&format!("tidegate.{name}{instance}")),
+                &|name| histogram(&format!("tidegate.{name}{instance}")),
+            ),
             estimate_error: histogram(&format!("tidegate.estimate_error{instance}")),
             cap_use: histogram(&format!("tidegate.cap_use{instance}")),
         }

@@ -1,16 +1,19 @@
 //! One HTTP stream: callbacks become gate calls, decisions become effects.
 //!
 //! The request is held from its headers until the decision, which is taken in
-//! the headers callback, at the end of the body, or at `inspect_bytes_max`.
-//! The answer is only watched, never paused.
+//! the headers callback, at the end of the body, or at `inspect_bytes_max`; and
+//! on, if it must wait for its tenant's limits or its turn ([`held`]). The answer is only watched, never paused.
 
 use crate::answer::Watched;
 use crate::decode;
+use crate::held::{self, Held};
 use crate::host::{self, RequestHead, SharedData};
 use crate::tenant;
 use crate::worker::Instance;
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use tidegate::config::{Inspect, Pool, Settings, StreamUsage};
 use tidegate::gate::{Answer, Body, Decision, Reason, Settlement, Ticket, surely_largest};
@@ -23,6 +26,8 @@ const READ_MAX: u64 = (1 << 20) + (64 << 10);
 /// The longest body that is changed: to change one byte the VM needs a copy of
 /// all of it, and VM memory never shrinks.
 const EDIT_MAX: usize = 1 << 20;
+/// All of the body is there.
+const WHOLE: bool = true;
 /// Envoy says so of an answer that came from upstream, and something else of
 /// every local reply.
 const VIA_UPSTREAM: &[u8] = b"via_upstream";
@@ -33,10 +38,12 @@ const CODE_DETAILS: [&str; 2] = ["response", "code_details"];
 const ATTEMPTS: [&str; 2] = ["upstream", "request_attempt_count"];
 
 pub(crate) struct Stream {
+    context: u32,
     /// `None` if the plugin has no valid configuration.
     instance: Option<Instance>,
-    request: Option<Held>,
-    open: Option<Open>,
+    request: Option<Reading>,
+    /// Of a held request [`Held`] has it as well.
+    open: Rc<RefCell<Option<Open>>>,
     answer: Watched,
 }
 
@@ -44,6 +51,8 @@ pub(crate) struct Stream {
 enum Opened {
     /// It goes up, to this pool.
     Passes(Arc<Pool>),
+    /// It is to go to this pool, and waits.
+    Waits(Arc<Pool>),
     /// It was answered in place of an upstream.
     Refused,
     /// There is no valid configuration.
@@ -54,25 +63,25 @@ impl Opened {
     /// What the callback that decided tells the host.
     fn action(&self) -> Action {
         match self {
-            Self::Refused => Action::Pause,
+            Self::Refused | Self::Waits(_) => Action::Pause,
             Self::Passes(_) | Self::Unconfigured => Action::Continue,
         }
     }
 }
 
 /// A request that was decided.
-struct Open {
-    ticket: Ticket,
+pub(crate) struct Open {
+    pub(crate) ticket: Ticket,
     pool: Arc<Pool>,
     api: Api,
     /// The client is not to see the usage that was asked for.
     hide: bool,
     /// Where its tenant stands, if the client is to know.
-    standing: Option<Standing>,
+    pub(crate) standing: Option<Standing>,
 }
 
-/// A request that waits for its decision.
-struct Held {
+/// A request whose body is being read.
+struct Reading {
     head: RequestHead,
     settings: Arc<Settings>,
     api: Api,
@@ -85,7 +94,7 @@ struct Held {
     may_be_early: bool,
 }
 
-impl Held {
+impl Reading {
     /// Bytes to read at the most: those of the setting, and more, as Envoy's
     /// buffer allows, while the model is not known but matters.
     fn limit(&self) -> usize {
@@ -104,74 +113,90 @@ impl Held {
 }
 
 impl Stream {
-    pub(crate) fn new(instance: Option<Instance>) -> Self {
-        Self { instance, request: None, open: None, answer: Watched::default() }
+    pub(crate) fn new(context: u32, instance: Option<Instance>) -> Self {
+        let (open, answer) = (Rc::default(), Watched::default());
+        Self { context, instance, request: None, open, answer }
     }
 
-    /// Decides a held request and lets it go. `size` is that of the body if all
-    /// of it can be changed.
+    /// Decides a request that was read, and lets it go. `size` is that of the body
+    /// if all of it can be changed; `whole` if all of it is there.
     fn decide(
         &mut self,
-        held: Held,
+        reading: Reading,
         size: Option<usize>,
+        whole: bool,
         body: impl FnOnce(request::Scanner) -> Body,
     ) -> Action {
-        let Held { head, settings, api, scanner, .. } = held;
+        let Reading { head, settings, api, scanner, .. } = reading;
+        let bytes = whole.then(|| scanner.bytes());
         let body = body(scanner);
         let ask = Ask::of(&body);
-        let opened = self.open(&head, &settings, api, body);
-        if let (Some(ask), Opened::Passes(pool)) = (ask, &opened) {
+        let opened = self.open(&head, &settings, api, body, bytes);
+        if let (Some(ask), Opened::Passes(pool) | Opened::Waits(pool)) = (ask, &opened) {
             self.ask(&ask, &head, &settings, pool, size);
         }
         opened.action()
     }
 
+    /// Decides a request. `whole` is how many bytes its body has if all of it is
+    /// there: only then may it wait.
     fn open(
         &mut self,
         head: &RequestHead,
         settings: &Arc<Settings>,
         api: Api,
         body: Body,
+        whole: Option<u64>,
     ) -> Opened {
-        let Some(Instance { config, metrics, worker }) = &self.instance else {
-            return Opened::Unconfigured;
-        };
-        let gate = &worker.borrow().gate;
-        let (mut ticket, decision) = gate.open(settings, body);
-        let mut standing = None;
-        // Answers to what was not looked at are not looked at either, unless a
-        // tenant pays for them.
-        if decision.reason != Reason::NotInspected || config.tenants.is_some() {
-            if let Some(tenants) = &config.tenants {
-                let tenant = tenant::resolve(tenants, settings, head);
-                let admission = gate.admit(host::now(), &mut SharedData, &tenant, &mut ticket);
-                metrics.tenants.decided(&tenant.name, &admission);
-                host::publish("tidegate_tenant", tenant.name.as_bytes());
-                match admission {
-                    Admission::Refused(refusal) => {
-                        host::publish("tidegate_refused", refusal.cause.word().as_bytes());
-                        if !settings.dry_run {
-                            publish(&decision);
-                            tenant::refuse(&refusal, api, &tenant.name, tenants.headers);
-                            return Opened::Refused;
-                        }
-                    }
-                    Admission::Admitted(_, known) => {
-                        standing = tenants.headers.then_some(known);
-                    }
-                    Admission::Uncharged => {}
+        let Some(instance) = &self.instance else { return Opened::Unconfigured };
+        let Instance { config, metrics, worker, .. } = instance;
+        let (ticket, decision) = worker.borrow().gate.open(settings, body);
+        let pool = Arc::clone(&decision.pool);
+        let mut open = Open { ticket, pool: Arc::clone(&pool), api, hide: false, standing: None };
+        let mut waits = None;
+        if let Some(tenants) = &config.tenants {
+            let tenant = tenant::resolve(tenants, settings, head);
+            let hold = whole.filter(|_| !settings.dry_run);
+            let hold = hold.map(|bytes| (u64::from(self.context), bytes));
+            let gate = &mut worker.borrow_mut().gate;
+            let now = host::now();
+            let slots = &mut SharedData;
+            let admission = gate.admit(now, slots, tenants, &tenant, &mut open.ticket, hold);
+            metrics.tenants.decided(&tenant.name, &admission);
+            host::publish("tidegate_tenant", tenant.name.as_bytes());
+            match admission {
+                Admission::Refused(refusal) if settings.dry_run => {
+                    host::publish("tidegate_refused", refusal.cause.word().as_bytes());
                 }
+                Admission::Refused(refusal) => {
+                    publish(&decision);
+                    tenant::refuse(&refusal, api, &tenant.name, tenants.headers);
+                    return Opened::Refused;
+                }
+                Admission::Admitted(_, known) => open.standing = tenants.headers.then_some(known),
+                Admission::Held => waits = Some(tenant.name.clone()),
+                Admission::Uncharged => {}
             }
-            let pool = Arc::clone(&decision.pool);
-            self.open = Some(Open { ticket, pool, api, hide: false, standing });
         }
         if !settings.dry_run {
             head.set(&config.pool_header, decision.pool.cluster.as_bytes());
             head.clear_route_cache();
         }
         publish(&decision);
-        metrics.opened(&decision);
-        Opened::Passes(decision.pool)
+        // Answers to what was not looked at are not looked at either, unless a
+        // tenant pays for them.
+        if decision.reason != Reason::NotInspected || config.tenants.is_some() {
+            self.open.replace(Some(open));
+        }
+        let Some(tenant) = waits else {
+            metrics.opened(&decision);
+            return Opened::Passes(pool);
+        };
+        let (instance, open) = (instance.clone(), Rc::clone(&self.open));
+        instance.hurry();
+        let held = Held { instance, open, decision, tenant, api };
+        worker.borrow_mut().held.insert(u64::from(self.context), held);
+        Opened::Waits(pool)
     }
 
     /// Makes a stream state its usage, if its pool's setting says so.
@@ -183,7 +208,8 @@ impl Stream {
         pool: &Pool,
         size: Option<usize>,
     ) {
-        let (Some(open), Some(Instance { metrics, .. })) = (&mut self.open, &self.instance) else {
+        let mut open = self.open.borrow_mut();
+        let (Some(open), Some(Instance { metrics, .. })) = (&mut *open, &self.instance) else {
             return;
         };
         let hide = match pool.stream_usage {
@@ -207,7 +233,14 @@ impl Stream {
     /// Closes the request, once.
     fn close(&mut self) -> Option<Settlement> {
         let Open { ticket, pool, .. } = self.open.take()?;
-        let Instance { config, metrics, worker } = self.instance.as_ref()?;
+        let Instance { config, metrics, worker, .. } = self.instance.as_ref()?;
+        let context = u64::from(self.context);
+        if worker.borrow_mut().held.remove(&context).is_some() {
+            // Its client did not wait for its turn.
+            worker.borrow_mut().gate.leave(context);
+            metrics.tenants.left();
+            return None;
+        }
         let watched = core::mem::take(&mut self.answer);
         let (status, complete) = (watched.status, watched.complete);
         // The details tell who ended the stream, if it did not end by itself.
@@ -264,7 +297,8 @@ impl HttpContext for Stream {
             // Who has limits is charged for what nobody looks at as well.
             let length = head.get("content-length").as_deref().and_then(decimal);
             let length = if end_of_stream || changes_protocol(&head) { Some(0) } else { length };
-            return self.open(&head, &settings, Api::Unknown, Body::NotInspected(length)).action();
+            let body = Body::NotInspected(length);
+            return self.open(&head, &settings, Api::Unknown, body, None).action();
         };
         if config.narrow_accept_encoding && !settings.dry_run {
             let accepted = head.get("accept-encoding");
@@ -275,51 +309,53 @@ impl HttpContext for Stream {
         let content_length = head.get("content-length").as_deref().and_then(decimal);
         if settings.inspect == Inspect::Headers {
             let length = if end_of_stream { Some(0) } else { content_length };
-            return self.open(&head, &settings, api, Body::Length(api, length)).action();
+            return self.open(&head, &settings, api, Body::Length(api, length), None).action();
         }
         if end_of_stream {
-            return self.open(&head, &settings, api, Body::Unparsed(Some(0))).action();
+            return self.open(&head, &settings, api, Body::Unparsed(Some(0)), Some(0)).action();
         }
         let scanner = request::Scanner::new(api, &path);
         let may_be_early = config.tenants.is_none();
         let cursor = 0;
-        let held = Held { head, settings, api, scanner, cursor, content_length, may_be_early };
-        self.request = Some(held);
+        let reading =
+            Reading { head, settings, api, scanner, cursor, content_length, may_be_early };
+        self.request = Some(reading);
         Action::Pause
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        let Some(mut held) = self.request.take() else { return Action::Continue };
+        let Some(mut reading) = self.request.take() else { return Action::Continue };
         // While the request is held, `size` is all that came so far.
-        let limit = held.limit();
+        let limit = reading.limit();
         let end = size.min(limit);
-        host::read_request_body(held.cursor, end, |bytes| held.scanner.feed(bytes));
-        held.cursor = held.cursor.max(end);
-        let length = if end_of_stream { Some(size as u64) } else { held.content_length };
+        host::read_request_body(reading.cursor, end, |bytes| reading.scanner.feed(bytes));
+        reading.cursor = reading.cursor.max(end);
+        let length = if end_of_stream { Some(size as u64) } else { reading.content_length };
         if end_of_stream && size <= limit {
-            return self.decide(held, Some(size), whole);
+            return self.decide(reading, Some(size), WHOLE, whole);
         }
-        let early = held.may_be_early && surely_largest(&held.settings, &held.scanner);
-        if !early && size < limit && held.may_hold(size as u64) {
-            self.request = Some(held);
+        let early = reading.may_be_early && surely_largest(&reading.settings, &reading.scanner);
+        if !early && size < limit && reading.may_hold(size as u64) {
+            self.request = Some(reading);
             Action::Pause
-        } else if size <= limit && held.scanner.complete() {
-            self.decide(held, Some(size), whole)
+        } else if size <= limit && reading.scanner.complete() {
+            self.decide(reading, Some(size), !WHOLE, whole)
         } else {
-            self.decide(held, None, |scanner| cut(scanner, length, early))
+            self.decide(reading, None, !WHOLE, |scanner| cut(scanner, length, early))
         }
     }
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
         match self.request.take() {
             // The body is out of reach here.
-            Some(held) => self.decide(held, None, whole),
+            Some(reading) => self.decide(reading, None, WHOLE, whole),
             None => Action::Continue,
         }
     }
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        let (Some(open), Some(Instance { config, .. })) = (&self.open, &self.instance) else {
+        let open = self.open.borrow();
+        let (Some(open), Some(Instance { config, .. })) = (&*open, &self.instance) else {
             return Action::Continue;
         };
         // Local replies pass here too. An abort later on changes the details.
@@ -350,6 +386,12 @@ impl HttpContext for Stream {
             publish_number("tidegate_actual_input", settlement.usage.input);
             publish_number("tidegate_actual_output", settlement.usage.output);
             publish_number("tidegate_tokens", settlement.tokens);
+        }
+        // What it gave back may be another's.
+        if let Some(Instance { worker, .. }) = &self.instance
+            && !worker.borrow().held.is_empty()
+        {
+            held::release(worker, self.context);
         }
     }
 }

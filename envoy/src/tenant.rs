@@ -59,6 +59,7 @@ fn duration(span: Span) -> String {
 
 /// Answers a refused request; while its headers are held.
 pub(crate) fn refuse(refusal: &Refusal, api: Api, tenant: &str, with_headers: bool) {
+    host::publish("tidegate_refused", refusal.cause.word().as_bytes());
     let mut all = vec![("content-type", "application/json".to_owned())];
     if let Some(seconds) = refusal.retry_after {
         all.push(("retry-after", seconds.to_string()));

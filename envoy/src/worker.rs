@@ -1,15 +1,21 @@
 //! What the streams of one instance share in one VM.
 
+use crate::held::{self, Held};
 use crate::host::{self, Counter, Histogram, SharedData};
 use crate::metrics::Metrics;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tidegate::config::{Config, Tenants};
 use tidegate::gate::Gate;
 use tidegate::share::{Exchange, Slots, Updated};
+use tidegate::tenant::HOLD_TICK;
 use tidegate::time::Span;
 
+/// How often workers exchange what they learned.
+const TICK: Duration = Duration::from_secs(1);
 /// Instances that one VM remembers; those without streams go first.
 const WORKERS_MAX: usize = 16;
 
@@ -19,6 +25,14 @@ pub(crate) struct Instance {
     pub(crate) config: Arc<Config>,
     pub(crate) metrics: Rc<Metrics>,
     pub(crate) worker: Rc<RefCell<Worker>>,
+    ticks: Rc<Ticks>,
+}
+
+/// When this configuration ticks.
+struct Ticks {
+    period: Cell<Duration>,
+    /// When workers last exchanged what they learned.
+    exchanged: Cell<tidegate::time::Instant>,
 }
 
 /// What all configurations of an instance share: root contexts die at each
@@ -26,6 +40,8 @@ pub(crate) struct Instance {
 pub(crate) struct Worker {
     name: String,
     pub(crate) gate: Gate,
+    /// Requests that the gate holds, by their contexts.
+    pub(crate) held: BTreeMap<u64, Held>,
     /// VMs that serve no request take no part in the exchange.
     serving: bool,
     exchange: Exchange,
@@ -40,16 +56,47 @@ thread_local! {
 impl Instance {
     pub(crate) fn new(config: Config) -> Self {
         let metrics = Rc::new(Metrics::define(&config, Counter::define, Histogram::define));
-        let instance = Self { worker: worker(&config.name), config: Arc::new(config), metrics };
+        let ticks = Ticks { period: Cell::new(Duration::ZERO), exchanged: Cell::default() };
+        let (worker, config) = (worker(&config.name), Arc::new(config));
+        let instance = Self { config, metrics, worker, ticks: Rc::new(ticks) };
         instance.give();
         if let Some(tenants) = &instance.config.tenants {
-            for tenant in tenants.all() {
-                instance.worker.borrow().gate.ledger().open(&mut SharedData, tenant);
-            }
+            let worker = instance.worker.borrow();
+            worker.gate.ledger().open(&mut SharedData, tenants.all(), tenants.capacities());
         }
         // A VM that comes after a trap continues with what the others know.
-        instance.tick();
+        instance.exchange();
+        instance.tick_every(TICK);
         instance
+    }
+
+    /// Whether answers tell where their tenant stands.
+    pub(crate) fn headers(&self) -> bool {
+        self.config.tenants.as_ref().is_some_and(|tenants| tenants.headers)
+    }
+
+    /// Something is held: looks more often whether it may go.
+    pub(crate) fn hurry(&self) {
+        self.tick_every(Duration::from_nanos(HOLD_TICK.as_nanos()));
+    }
+
+    fn tick_every(&self, period: Duration) {
+        if self.ticks.period.replace(period) != period {
+            host::tick_every(period);
+        }
+    }
+
+    /// A tick, of the root context of this configuration.
+    pub(crate) fn tick(&self, context: u32) {
+        held::release(&self.worker, context);
+        let hurried = self.ticks.period.get() < TICK;
+        if self.worker.borrow().gate.next_wake().is_none() {
+            self.tick_every(TICK);
+        }
+        let since = host::now().since(self.ticks.exchanged.get());
+        if !hurried || u128::from(since.as_nanos()) >= TICK.as_nanos() {
+            self.exchange();
+        }
     }
 
     /// Starts models that have not answered from what the configuration gives.
@@ -58,17 +105,21 @@ impl Instance {
         self.worker.borrow_mut().gate.learner_mut().give(learned);
     }
 
-    /// Exchanges what was learned with the other workers.
-    pub(crate) fn tick(&self) {
+    /// Exchanges what was learned with the other workers, and looks after the
+    /// accounts.
+    fn exchange(&self) {
         let decay = self.config.base().estimator.decay;
         let mut worker = self.worker.borrow_mut();
         let Worker { gate, serving, exchange, exported, .. } = &mut *worker;
         let now = host::now();
+        self.ticks.exchanged.set(now);
         exchange.tick(now, &mut SharedData, gate.learner_mut(), decay, *serving);
         let alive = |incarnation| exchange.alive(now, incarnation);
-        let tenants = self.config.tenants.as_ref().map_or(&[][..], Tenants::all);
-        let expired = gate.ledger_mut().tick(&mut SharedData, now, tenants.iter(), alive);
-        self.metrics.tenants.expired(expired);
+        let all = self.config.tenants.as_ref();
+        let tenants = all.map_or(&[][..], Tenants::all);
+        let pools = all.map_or(&[][..], Tenants::capacities);
+        let ticked = gate.ledger_mut().tick(&mut SharedData, now, tenants, pools, alive);
+        self.metrics.tenants.ticked(&ticked, host::conflicts());
         // One worker speaks for all: gauges are not added up, and one log line
         // tells what all of them learned.
         if exchange.is_first(now) {
@@ -80,6 +131,18 @@ impl Instance {
             for (at, tenant) in tenants.iter().enumerate() {
                 let status = gate.ledger().status(&mut SharedData, now, tenant);
                 self.metrics.tenants.set(at, &status);
+            }
+            let mut all = vec![0_u64; tenants.len()];
+            for (at, capacity) in pools.iter().enumerate() {
+                let ledger = gate.ledger();
+                let (status, served) = ledger.pool_status(&mut SharedData, now, capacity, tenants);
+                self.metrics.tenants.set_pool(at, &status);
+                for (all, served) in all.iter_mut().zip(served) {
+                    *all = all.saturating_add(served);
+                }
+            }
+            if !pools.is_empty() {
+                self.metrics.tenants.set_shares(all);
             }
         }
     }
@@ -103,6 +166,7 @@ fn worker(name: &str) -> Rc<RefCell<Worker>> {
     let worker = Worker {
         name: name.to_owned(),
         gate: Gate::new(name, incarnation),
+        held: BTreeMap::new(),
         serving: false,
         exchange: Exchange::new(name, incarnation),
         exported: host::now(),

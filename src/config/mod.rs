@@ -1,18 +1,19 @@
 //! The configuration: one JSON document, validated into an immutable
 //! [`Config`] that all drivers share.
 
+mod capacity;
 mod estimator;
 mod node;
 mod pools;
 mod settings;
 mod tenants;
 
-pub use pools::{Match, Model, Pool, StreamUsage};
+pub use pools::{Match, Model, Pool, PoolCapacity, StreamUsage};
 pub use settings::{Inspect, MediaTokens, OutputReserve, Settings, TenantClass};
 pub use tenants::{TenantSource, Tenants};
 
 use node::{Node, Unknown};
-use pools::pool_names;
+use pools::each_once;
 use serde_json::Value;
 use settings::settings;
 use std::sync::Arc;
@@ -141,8 +142,8 @@ impl Config {
         }
         let every = || core::iter::once(&base).chain(overrides.iter().map(|one| &one.settings));
         let pools = every().flat_map(|settings| &settings.models).flat_map(|model| &model.pools);
-        let pool_names = pool_names(pools)?;
-        let tenants = read("tenants").map(|node| tenants::tenants(&node)).transpose()?;
+        let pools = each_once(pools)?;
+        let tenants = read("tenants").map(|node| tenants::tenants(&node, &pools)).transpose()?;
         for name in every().filter_map(|settings| settings.tenant.as_ref()) {
             if tenants.as_ref().is_none_or(|tenants| tenants.named(name.as_bytes()).is_none()) {
                 return Err(ConfigError {
@@ -165,7 +166,7 @@ impl Config {
             narrow_accept_encoding: read("accept_encoding")
                 .map_or(Ok(false), |node| node.word(&[("keep", false), ("narrow", true)]))?,
             tenants,
-            pool_names,
+            pool_names: pools.iter().map(|pool| pool.name.clone()).collect(),
             warnings: unknown.warnings.take(),
             base,
             overrides,

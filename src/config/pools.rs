@@ -2,6 +2,7 @@
 
 use super::node::Node;
 use super::{ConfigError, short_list};
+use crate::tenant::{Law, TOKENS_MAX};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -38,6 +39,23 @@ pub struct Pool {
     pub threshold: u64,
     /// What to do about streams that were not asked for their usage.
     pub stream_usage: StreamUsage,
+    /// What it can do, if that is known.
+    pub capacity: Option<PoolCapacity>,
+}
+
+/// What all replicas of a pool can do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolCapacity {
+    /// Like replicas.
+    pub replicas: u64,
+    /// Prompt and output tokens in a second, and how many may come at once.
+    pub law: Option<Law>,
+    /// Tokens of open requests: what fits the KV cache.
+    pub tokens_in_flight: Option<u64>,
+    /// Open requests.
+    pub requests: Option<u64>,
+    /// Tokens that a tenant which was short comes first with, at the most.
+    pub credit: u64,
 }
 
 /// What to do about streams that were not asked for their usage.
@@ -79,23 +97,31 @@ pub(super) fn models(node: &Node<'_>) -> Result<Vec<Model>, ConfigError> {
     Ok(models)
 }
 
-/// The names of all pools, sorted. Metrics are counted by name, so a name must
-/// stand for one cluster everywhere.
-pub(super) fn pool_names<'a>(
+/// All pools, sorted by name, each once. Metrics and capacities are counted by
+/// name, so a name must stand for the same everywhere.
+pub(super) fn each_once<'a>(
     pools: impl Iterator<Item = &'a Arc<Pool>>,
-) -> Result<Vec<String>, ConfigError> {
-    let mut clusters: BTreeMap<&str, &str> = BTreeMap::new();
+) -> Result<Vec<Arc<Pool>>, ConfigError> {
+    let mut known: BTreeMap<&str, &Arc<Pool>> = BTreeMap::new();
     for pool in pools {
-        let cluster = clusters.entry(&pool.name).or_insert(&pool.cluster);
-        if *cluster != pool.cluster {
+        let first = known.entry(&pool.name).or_insert(pool);
+        let field = format!("pool \"{}\"", pool.name);
+        if first.cluster != pool.cluster {
             return Err(ConfigError {
-                field: format!("pool \"{}\"", pool.name),
+                field,
                 value: format!("\"{}\"", pool.cluster),
-                allowed: format!("already stands for the cluster \"{cluster}\" elsewhere"),
+                allowed: format!("already stands for the cluster \"{}\" elsewhere", first.cluster),
+            });
+        }
+        if first.capacity != pool.capacity {
+            return Err(ConfigError {
+                field: field + ".capacity",
+                value: "(differs)".to_owned(),
+                allowed: "must be the same wherever the pool is named".to_owned(),
             });
         }
     }
-    Ok(clusters.into_keys().map(str::to_owned).collect())
+    Ok(known.into_values().cloned().collect())
 }
 
 fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
@@ -111,6 +137,49 @@ fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
     }
 }
 
+const POOL: [&str; 6] =
+    ["name", "cluster", "max_model_len", "threshold", "stream_usage", "capacity"];
+
+/// Reads what one replica can do and how many there are.
+fn capacity(node: &Node<'_>, max_model_len: u64) -> Result<PoolCapacity, ConfigError> {
+    let members = node.object()?;
+    let of_each = ["tokens_per_second", "tokens_in_flight", "requests"];
+    members.only(&["replicas", of_each[0], of_each[1], of_each[2], "burst", "credit"])?;
+    if of_each.iter().all(|key| members.get(key).is_none()) {
+        let what = "must have tokens_per_second, tokens_in_flight or requests";
+        return Err(node.refuse(what));
+    }
+    let replicas =
+        members.need("replicas", "how many replicas the pool has")?.integer(1, 1 << 16, "")?;
+    let all = |key: &str, min: u64| {
+        let each = members.get(key).map(|node| node.integer(min, TOKENS_MAX, "")).transpose()?;
+        Ok(each.map(|each| each.saturating_mul(replicas).min(TOKENS_MAX)))
+    };
+    let tokens = |key: &str, min: u64, default: u64| {
+        members.get(key).map_or(Ok(default), |node| node.integer(min, TOKENS_MAX, ""))
+    };
+    // An engine that cannot hold one whole window does not start.
+    let tokens_in_flight = all("tokens_in_flight", max_model_len)?;
+    let rate = all("tokens_per_second", 1)?;
+    let two_seconds = rate.unwrap_or(0).saturating_mul(2);
+    let law = match (rate, members.get("burst")) {
+        (Some(rate), _) => {
+            let default = two_seconds.max(max_model_len).min(TOKENS_MAX);
+            let burst = tokens("burst", 1, default)?;
+            Some(Law::per_second(rate, burst, burst))
+        }
+        (None, Some(node)) => return Err(node.refuse("needs tokens_per_second")),
+        (None, None) => None,
+    };
+    Ok(PoolCapacity {
+        replicas,
+        law,
+        tokens_in_flight,
+        requests: all("requests", 1)?,
+        credit: tokens("credit", 0, two_seconds.max(max_model_len))?,
+    })
+}
+
 fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
     let list = short_list(node)?;
     if list.is_empty() {
@@ -119,7 +188,7 @@ fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
     let mut pools: Vec<(Pool, Node<'_>)> = Vec::new();
     for node in list {
         let members = node.object()?;
-        members.only(&["name", "cluster", "max_model_len", "threshold", "stream_usage"])?;
+        members.only(&POOL)?;
         let name_node = members.need("name", "a name for metrics and logs")?;
         let name = name_node.name()?;
         let cluster_node = members.need("cluster", "the name of an Envoy cluster")?;
@@ -143,7 +212,10 @@ fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
                 ("add_and_hide", StreamUsage::AddAndHide),
             ])
         })?;
-        pools.push((Pool { name, cluster, max_model_len, threshold, stream_usage }, node));
+        let capacity =
+            members.get("capacity").map(|node| capacity(&node, max_model_len)).transpose()?;
+        let pool = Pool { name, cluster, max_model_len, threshold, stream_usage, capacity };
+        pools.push((pool, node));
     }
     pools.sort_by_key(|(pool, _)| pool.max_model_len);
     if let Some((pool, node)) = pools.last()

@@ -1,8 +1,12 @@
 //! Who the tenants are and what they are promised, from the document.
 
+use super::capacity::{Reserve, capacities};
 use super::node::{Members, Node};
-use super::{ConfigError, TenantClass};
-use crate::tenant::{Entitlement, LAWS, Law, Limits, ReserveOutput, TOKENS_MAX, Weights};
+use super::{ConfigError, Pool, TenantClass};
+use crate::tenant::{
+    Capacity, Entitlement, HoldLimits, LAWS, Law, Limits, ReserveOutput, TOKENS_MAX, WEIGHT_MAX,
+    Weights,
+};
 use crate::time::Span;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -24,8 +28,12 @@ pub struct Tenants {
     pub sources: Vec<TenantSource>,
     /// Answers carry `x-ratelimit-*` headers.
     pub headers: bool,
+    /// What one worker holds of requests that wait.
+    pub hold: HoldLimits,
     /// Sorted by name.
     entitlements: Vec<Arc<Entitlement>>,
+    /// Of the pools that state one, sorted by name.
+    capacities: Vec<Arc<Capacity>>,
     /// Whose requests are of no known tenant.
     default: Arc<Entitlement>,
     /// What sources call them, beside their names.
@@ -74,11 +82,26 @@ impl Tenants {
     pub fn all(&self) -> &[Arc<Entitlement>] {
         &self.entitlements
     }
+
+    /// What the pool of this name can do, if that is known.
+    pub fn capacity(&self, pool: &str) -> Option<&Arc<Capacity>> {
+        let at = self.capacities.binary_search_by(|one| one.name.as_str().cmp(pool));
+        at.ok().and_then(|at| self.capacities.get(at))
+    }
+
+    /// What all pools can do of which it is known, sorted by name.
+    pub fn capacities(&self) -> &[Arc<Capacity>] {
+        &self.capacities
+    }
 }
 
-pub(super) fn tenants(node: &Node<'_>) -> Result<Tenants, ConfigError> {
+const TENANTS: [&str; 7] =
+    ["from", "default", "entitlements", "ratelimit_headers", "safety", "headroom", "hold"];
+
+/// Reads the tenants of a document that has these pools.
+pub(super) fn tenants(node: &Node<'_>, pools: &[Arc<Pool>]) -> Result<Tenants, ConfigError> {
     let members = node.clone().secret().object()?;
-    members.only(&["from", "default", "entitlements", "ratelimit_headers"])?;
+    members.only(&TENANTS)?;
     let list = members.need("entitlements", "a list of tenants")?;
     let nodes = list.list()?;
     if nodes.is_empty() || nodes.len() > TENANTS_MAX {
@@ -92,7 +115,7 @@ pub(super) fn tenants(node: &Node<'_>) -> Result<Tenants, ConfigError> {
     let mut first = None;
     for node in &nodes {
         if name_of(node)? == default_name {
-            first = Some(entitlement(node, None)?);
+            first = Some(entitlement(node, None, pools)?);
         }
     }
     let Some(default) = first else {
@@ -105,7 +128,7 @@ pub(super) fn tenants(node: &Node<'_>) -> Result<Tenants, ConfigError> {
     let mut entitlements: Vec<Arc<Entitlement>> = Vec::with_capacity(nodes.len());
     let (mut keys, mut identities) = (BTreeMap::new(), BTreeMap::new());
     for node in &nodes {
-        let one = Arc::new(entitlement(node, Some(&default))?);
+        let one = Arc::new(entitlement(node, Some(&default), pools)?);
         let members = node.object()?;
         if entitlements.iter().any(|other| other.name == one.name) {
             return Err(members
@@ -130,6 +153,8 @@ pub(super) fn tenants(node: &Node<'_>) -> Result<Tenants, ConfigError> {
     }
     entitlements.sort_by(|a, b| a.name.cmp(&b.name));
     let tenants = Tenants {
+        capacities: capacities(node, Reserve::read(&members)?, pools, &entitlements)?,
+        hold: members.get("hold").map_or(Ok(HOLD), |node| hold(&node))?,
         sources: members.get("from").map_or(Ok(Vec::new()), |node| sources(&node))?,
         headers: members.get("ratelimit_headers").map_or(Ok(true), |node| node.flag())?,
         default: Arc::new(default),
@@ -138,6 +163,20 @@ pub(super) fn tenants(node: &Node<'_>) -> Result<Tenants, ConfigError> {
         keys,
     };
     Ok(tenants)
+}
+
+const HOLD: HoldLimits = HoldLimits { requests: 256, bytes: 16 << 20 };
+
+fn hold(node: &Node<'_>) -> Result<HoldLimits, ConfigError> {
+    let members = node.object()?;
+    members.only(&["requests", "bytes"])?;
+    let read = |key, max, default: u64| {
+        members.get(key).map_or(Ok(default), |node| node.integer(0, max, ""))
+    };
+    Ok(HoldLimits {
+        requests: read("requests", 4096, HOLD.requests)?,
+        bytes: read("bytes", 1 << 30, HOLD.bytes)?,
+    })
 }
 
 fn sources(node: &Node<'_>) -> Result<Vec<TenantSource>, ConfigError> {
@@ -190,9 +229,17 @@ fn key_hash(node: &Node<'_>) -> Result<[u8; 32], ConfigError> {
     Ok(hash)
 }
 
-const ENTITLEMENT: [&str; 13] = [
+/// Limits of a tenant, over all pools or in one.
+const LIMITS: [&str; 6] =
+    ["tokens_per_second", "burst", "debt_max", "quotas", "tokens_in_flight", "requests"];
+
+const ENTITLEMENT: [&str; 17] = [
     "name",
     "class",
+    "weight",
+    "pools",
+    "on_limit",
+    "ttft_target_ms",
     "identities",
     "keys",
     "tokens_per_second",
@@ -207,7 +254,11 @@ const ENTITLEMENT: [&str; 13] = [
 ];
 
 /// Reads an entitlement; what is absent is as in `base`.
-fn entitlement(node: &Node<'_>, base: Option<&Entitlement>) -> Result<Entitlement, ConfigError> {
+fn entitlement(
+    node: &Node<'_>,
+    base: Option<&Entitlement>,
+    pools: &[Arc<Pool>],
+) -> Result<Entitlement, ConfigError> {
     let members = node.object()?;
     members.only(&ENTITLEMENT)?;
     let node = members.need("name", "the tenant's name")?;
@@ -224,7 +275,11 @@ fn entitlement(node: &Node<'_>, base: Option<&Entitlement>) -> Result<Entitlemen
     Ok(Entitlement {
         name,
         class,
+        weight: members.get("weight").map_or(Ok(base.map_or(1, |base| base.weight)), |node| {
+            node.integer(1, WEIGHT_MAX, "")
+        })?,
         limits: limits(&members, base.map(|base| &base.limits))?,
+        pools: members.get("pools").map_or(Ok(Vec::new()), |node| in_pools(&node, pools))?,
         weights: match members.get("count") {
             Some(node) => weights(&node)?,
             None => base.map_or_else(Weights::default, |base| base.weights),
@@ -236,11 +291,32 @@ fn entitlement(node: &Node<'_>, base: Option<&Entitlement>) -> Result<Entitlemen
             None if guaranteed => ReserveOutput::Cap,
             None => ReserveOutput::Learned,
         },
+        hold: match members.get("on_limit") {
+            Some(node) => node.word(&[("refuse", false), ("hold", true)])?,
+            None => base.is_some_and(|base| base.hold),
+        },
+        ttft_target: match members.get("ttft_target_ms") {
+            Some(node) => Span::from_millis(node.integer(10, 600_000, "")?),
+            None => base.map_or(Span::from_secs(5), |base| base.ttft_target),
+        },
         admit_on_busy: match members.get("on_busy") {
             Some(node) => node.word(&[("refuse", false), ("admit", true)])?,
             None => !guaranteed,
         },
     })
+}
+
+/// Limits in single pools, on top of those over all pools.
+fn in_pools(node: &Node<'_>, pools: &[Arc<Pool>]) -> Result<Vec<(String, Limits)>, ConfigError> {
+    let members = node.object()?;
+    let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+    members.only(&names)?;
+    let read = |(name, node): (&str, Node<'_>)| {
+        let members = node.object()?;
+        members.only(&LIMITS)?;
+        Ok((name.to_owned(), limits(&members, None)?))
+    };
+    members.entries().into_iter().map(read).collect()
 }
 
 /// A limit; `None` stands for "unlimited".

@@ -419,8 +419,9 @@ mod early {
 
 mod tenants {
     use super::*;
+    use crate::config::{TenantClass, Tenants};
     use crate::share::{Change, Slots, Updated};
-    use crate::tenant::{Entitlement, Law, Limits, ReserveOutput, Weights};
+    use crate::tenant::{Entitlement, Law, ReserveOutput};
 
     /// The memory of one account.
     #[derive(Default)]
@@ -436,23 +437,34 @@ mod tenants {
     /// Memory in which the tenant has its account.
     fn memory(gate: &Gate, tenant: &Entitlement) -> Memory {
         let mut memory = Memory::default();
-        gate.ledger().open(&mut memory, tenant);
+        gate.ledger().open(&mut memory, &[Arc::new(tenant.clone())], &[]);
         memory
     }
 
     fn acme() -> Arc<Entitlement> {
-        Arc::new(Entitlement {
-            name: "acme".into(),
-            class: crate::config::TenantClass::Elastic,
-            limits: Limits {
-                laws: [Some(Law::per_second(1, 10_000, 10_000)), None, None, None],
-                tokens_in_flight: Some(10_000),
-                requests: Some(9),
-            },
-            weights: Weights::default(),
-            reserve_output: ReserveOutput::Cap,
-            admit_on_busy: false,
-        })
+        let law = Law::per_second(1, 10_000, 10_000);
+        let mut acme = Entitlement::of("acme", TenantClass::Elastic, Some(law));
+        (acme.limits.tokens_in_flight, acme.limits.requests) = (Some(10_000), Some(9));
+        Arc::new(acme)
+    }
+
+    fn tenants() -> Tenants {
+        let document = String::from_utf8(CONFIG.to_vec()).unwrap().replace(
+            r#""estimator""#,
+            r#""tenants": {"default": "acme", "entitlements": [
+               {"name": "acme", "tokens_per_second": 1}]}, "estimator""#,
+        );
+        Config::parse(document.as_bytes()).unwrap().tenants.unwrap()
+    }
+
+    /// Admits, and never holds.
+    fn admit(
+        gate: &mut Gate,
+        memory: &mut Memory,
+        tenant: &Arc<Entitlement>,
+        ticket: &mut Ticket,
+    ) -> Admission<u64> {
+        gate.admit(Instant::default(), memory, &tenants(), tenant, ticket, None)
     }
 
     /// What a request that ends so is charged. It reserves 107 prompt tokens
@@ -462,7 +474,7 @@ mod tenants {
         let mut memory = memory(&gate, &tenant);
         let (mut ticket, _) = open(&gate, Body::Whole(chat(400, Cap::Tokens(1000))));
         let now = Instant::default();
-        let admission = gate.admit(now, &mut memory, &tenant, &mut ticket);
+        let admission = admit(&mut gate, &mut memory, &tenant, &mut ticket);
         assert!(matches!(admission, Admission::Admitted(..)), "{admission:?}");
         let status = gate.ledger().status(&mut memory, now, &tenant);
         assert_eq!((status.tokens, status.requests), (1107, 1));
@@ -471,11 +483,9 @@ mod tenants {
         assert_eq!((status.tokens, status.requests), (0, 0), "{answer:?}");
         assert_eq!(charged.reserved, 1107);
         // The account took just that.
-        let Admission::Admitted(_, standing) =
-            gate.admit(now, &mut memory, &tenant, &mut open(&gate, Body::Unparsed(Some(0))).0)
-        else {
-            panic!()
-        };
+        let mut next = open(&gate, Body::Unparsed(Some(0))).0;
+        let admission = admit(&mut gate, &mut memory, &tenant, &mut next);
+        let Admission::Admitted(_, standing) = admission else { panic!() };
         assert_eq!(standing.tokens.unwrap().remaining, 10_000 - charged.actual, "{answer:?}");
         charged.actual
     }
@@ -532,7 +542,7 @@ mod tenants {
         let learned = Arc::new(learned);
         let mut memory = memory(&gate, &learned);
         let (mut ticket, _) = open(&gate, Body::Whole(chat(400, Cap::Tokens(5000))));
-        let admission = gate.admit(Instant::default(), &mut memory, &learned, &mut ticket);
+        let admission = admit(&mut gate, &mut memory, &learned, &mut ticket);
         assert!(matches!(admission, Admission::Admitted(reserved, _) if reserved < 2000));
         let answer = Answer { usage: Some(Err(Missing::Absent)), output_seen: 4000, ..used(0, 0) };
         let charged = gate.close(Instant::default(), &mut memory, ticket, &answer).charged.unwrap();
@@ -541,15 +551,15 @@ mod tenants {
 
     #[test]
     fn what_was_not_read_reserves_its_bytes_up_to_the_window() {
-        let (gate, tenant) = (gate(), acme());
+        let (mut gate, tenant) = (gate(), acme());
         let settings = settings(|document| document.replace("m*", "*"));
-        let need = |body| {
+        let mut need = |body| {
             let (mut ticket, _) = gate.open(&settings, body);
             let mut memory = memory(&gate, &tenant);
-            match gate.admit(Instant::default(), &mut memory, &tenant, &mut ticket) {
+            match admit(&mut gate, &mut memory, &tenant, &mut ticket) {
                 Admission::Admitted(reserved, _) => reserved,
                 Admission::Refused(refusal) => refusal.need,
-                Admission::Uncharged => unreachable!(),
+                Admission::Uncharged | Admission::Held => unreachable!(),
             }
         };
         assert_eq!(need(Body::NotInspected(Some(0))), 0);
@@ -571,8 +581,8 @@ mod tenants {
                 Body::Whole(RequestFacts::chat("x", Tally::of(Class::Tools, 3000), 1, Cap::Absent)),
             )
             .0;
-        let admission =
-            gate.admit(Instant::default(), &mut memory(&gate, &tenant), &tenant, &mut ticket);
+        let mut memory = memory(&gate, &tenant);
+        let admission = admit(&mut gate, &mut memory, &tenant, &mut ticket);
         assert!(matches!(admission, Admission::Admitted(3000, _)), "{admission:?}");
     }
 }

@@ -6,7 +6,7 @@ use crate::config::{Pool, Settings};
 use crate::estimate::{Key, Tally};
 use crate::pool::Budget;
 use crate::request::Api;
-use crate::tenant::{Entitlement, Need, Reservation};
+use crate::tenant::{Admission, Entitlement, Need, Reservation};
 use crate::usage::Usage;
 use std::sync::Arc;
 
@@ -28,6 +28,12 @@ impl Ticket {
         if let Some(estimated) = &mut self.estimated {
             estimated.silent = false;
         }
+    }
+
+    /// Takes what was decided about it: an admission's reservation, until it is
+    /// closed. Tells how much that is.
+    pub fn enter(&mut self, admission: Admission) -> Admission<u64> {
+        admission.map(|reservation| self.reservation.insert(reservation).reserved())
     }
 }
 

@@ -106,6 +106,7 @@ mod tests {
                 max_model_len,
                 threshold,
                 stream_usage: StreamUsage::Off,
+                capacity: None,
             })
         };
         Model { matches: Match::Any, pools: lens.iter().map(pool).collect() }

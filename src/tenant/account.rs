@@ -1,8 +1,8 @@
 //! All limits of one tenant, or of one pool, in one place: a request passes all
 //! of them or is charged to none.
 //!
-//! An account is the content of one slot that workers share. It is changed by
-//! pure functions, so that a driver can run them again when another worker was
+//! An account lies in a slot that workers share. It is changed by pure
+//! functions, so that a driver can run them again when another worker was
 //! faster. Limits are arguments: a new configuration changes what is promised,
 //! never what was charged.
 
@@ -75,6 +75,18 @@ pub struct Refused {
     pub short: Short,
 }
 
+impl Refused {
+    /// The one that lasts longer; this one, if both last as long.
+    pub(super) fn longer(self, other: Self) -> Self {
+        let longer = match (self.short, other.short) {
+            (Short::Never, _) => false,
+            (Short::Until(_), Short::Never) => true,
+            (Short::Until(known), Short::Until(new)) => new > known,
+        };
+        if longer { other } else { self }
+    }
+}
+
 /// What settling did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
@@ -132,10 +144,21 @@ impl Account {
         need: Need,
     ) -> Result<Held, Refused> {
         self.check(limits, now, need)?;
-        let Some(holder) = self.holder(now, incarnation) else {
-            // Nobody may hold anything without a name.
-            return Err(Refused { limit: Limit::Workers, short: Short::Until(EXPIRY) });
-        };
+        // Nobody may hold anything without a name.
+        let unknown = Refused { limit: Limit::Workers, short: Short::Until(EXPIRY) };
+        self.take(limits, now, incarnation, need).ok_or(unknown)
+    }
+
+    /// Charges a request, covered or not. `None` if too many workers hold
+    /// something already.
+    pub fn take(
+        &mut self,
+        limits: &Limits,
+        now: Instant,
+        incarnation: u64,
+        need: Need,
+    ) -> Option<Held> {
+        let holder = self.holder(now, incarnation)?;
         holder.tokens = holder.tokens.saturating_add(need.tokens);
         holder.requests = holder.requests.saturating_add(1);
         let holder = holder.id;
@@ -143,21 +166,15 @@ impl Account {
         for ((bucket, law), charge) in self.buckets.iter_mut().zip(&limits.laws).zip(&mut charges) {
             *charge = law.as_ref().map(|law| bucket.charge(law, now, need.charge));
         }
-        Ok(Held { charges, need, holder })
+        Some(Held { charges, need, holder })
     }
 
     /// Whether every limit covers a request; charges nothing.
     pub fn check(&mut self, limits: &Limits, now: Instant, need: Need) -> Result<(), Refused> {
         let mut worst: Option<Refused> = None;
         let mut refuse = |limit, short| {
-            let longer = |known: &Refused| match (known.short, short) {
-                (Short::Never, _) => false,
-                (Short::Until(_), Short::Never) => true,
-                (Short::Until(known), Short::Until(new)) => new > known,
-            };
-            if worst.as_ref().is_none_or(longer) {
-                worst = Some(Refused { limit, short });
-            }
+            let refused = Refused { limit, short };
+            worst = Some(worst.map_or(refused, |known| known.longer(refused)));
         };
         for (at, (bucket, law)) in self.buckets.iter_mut().zip(&limits.laws).enumerate() {
             if let Some(Err(short)) = law.as_ref().map(|law| bucket.check(law, now, need.charge)) {
@@ -205,6 +222,11 @@ impl Account {
         self.holders.retain(|holder| holder.requests > 0);
     }
 
+    /// Nothing is charged and nothing is open.
+    pub(super) fn idle(&self) -> bool {
+        self.holders.is_empty() && self.buckets.iter().all(Bucket::full)
+    }
+
     fn holder(&mut self, now: Instant, incarnation: u64) -> Option<&mut Holder> {
         let at = self.holders.iter().position(|one| one.incarnation == incarnation);
         let at = at.or_else(|| {
@@ -234,45 +256,29 @@ impl Account {
     }
 }
 
-/// The account as the bytes of a slot.
+/// The account as bytes, part of a slot.
 mod layout {
     use super::{Account, HOLDERS_MAX, Holder};
-    use crate::bytes::{take, take_u64};
+    use crate::bytes::{put, take, take_u64};
     use crate::tenant::bucket::Bucket;
     use crate::time::Instant;
 
-    const MAGIC: u32 = u32::from_le_bytes(*b"TGac");
-    const LAYOUT: u32 = 2;
-
     impl Account {
-        /// The bytes of the slot of the account whose full name has this hash.
-        pub fn encode(&self, key: u64) -> Vec<u8> {
-            let mut bytes = Vec::new();
-            bytes.extend(MAGIC.to_le_bytes());
-            bytes.extend(LAYOUT.to_le_bytes());
-            bytes.extend(key.to_le_bytes());
+        /// Appends its bytes.
+        pub(in crate::tenant) fn encode(&self, bytes: &mut Vec<u8>) {
             for bucket in &self.buckets {
-                bucket.encode(&mut bytes);
+                bucket.encode(bytes);
             }
-            bytes.extend(self.last_holder.to_le_bytes());
+            put(bytes, &[self.last_holder]);
             bytes.extend((self.holders.len() as u32).to_le_bytes());
             for holder in &self.holders {
-                bytes.extend(holder.id.to_le_bytes());
-                bytes.extend(holder.incarnation.to_le_bytes());
-                bytes.extend(holder.touched.as_nanos().to_le_bytes());
-                bytes.extend(holder.tokens.to_le_bytes());
-                bytes.extend(holder.requests.to_le_bytes());
+                let Holder { id, incarnation, touched, tokens, requests } = holder;
+                put(bytes, &[*id, *incarnation, touched.as_nanos(), *tokens, *requests]);
             }
-            bytes
         }
 
-        /// `None` if the bytes are not this account's in this layout.
-        pub fn decode(key: u64, mut bytes: &[u8]) -> Option<Self> {
-            let rest = &mut bytes;
-            let head: [u32; 2] = [take(rest)?, take(rest)?].map(u32::from_le_bytes);
-            if head != [MAGIC, LAYOUT] || take_u64(rest)? != key {
-                return None;
-            }
+        /// Reads what [`encode`](Self::encode) wrote; `None` if it cannot be that.
+        pub(in crate::tenant) fn decode(rest: &mut &[u8]) -> Option<Self> {
             let mut account = Self::default();
             for bucket in &mut account.buckets {
                 *bucket = Bucket::decode(rest)?;
@@ -291,7 +297,7 @@ mod layout {
                     requests: take_u64(rest)?,
                 });
             }
-            rest.is_empty().then_some(account)
+            Some(account)
         }
     }
 }
@@ -416,21 +422,22 @@ mod tests {
                 }
                 let tokens: u64 = open.iter().map(|(_, held)| held.need.tokens).sum();
                 prop_assert_eq!(account.open(), (tokens, open.len() as u64));
-                let bytes = account.encode(7);
-                prop_assert_eq!(Account::decode(7, &bytes), Some(account.clone()));
-                prop_assert_eq!(Account::decode(8, &bytes), None);
+                let mut bytes = Vec::new();
+                account.encode(&mut bytes);
+                prop_assert_eq!(Account::decode(&mut &*bytes), Some(account.clone()));
             }
         }
 
         #[test]
         fn no_bytes_make_it_panic(bytes in any::<Vec<u8>>(), cut in 0_usize..200) {
-            let _ = Account::decode(0, &bytes);
+            let _ = Account::decode(&mut &*bytes);
             let mut account = Account::default();
             account.admit(&limits(), at(0), 1, need(9)).unwrap();
-            let mut whole = account.encode(0);
+            let mut whole = Vec::new();
+            account.encode(&mut whole);
             whole.truncate(cut);
             whole.extend(&bytes);
-            let _ = Account::decode(0, &whole);
+            let _ = Account::decode(&mut &*whole);
         }
     }
 }

@@ -23,7 +23,7 @@
 //! The list is short. When it is full, two neighbours become one with the
 //! larger `Q` and the later start, which can only lose a part of a refund.
 
-use crate::bytes::{take, take_u64};
+use crate::bytes::{put, take, take_u64};
 use crate::time::{Instant, Span};
 
 /// Starts that a bucket remembers; few in tests, so that the list gets full.
@@ -156,6 +156,11 @@ impl Bucket {
         self.starts.first().map_or(0, |start| start.charged)
     }
 
+    /// Nothing that was charged still counts, as of the last change.
+    pub(super) fn full(&self) -> bool {
+        self.starts.is_empty()
+    }
+
     /// Whole tokens that could be charged now; negative if it is in debt.
     pub fn level(&mut self, law: &Law, now: Instant) -> i64 {
         self.adopt(law, now);
@@ -259,15 +264,11 @@ impl Bucket {
     /// Appends its bytes.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         let Law { tokens, period, burst, floor } = self.law;
-        for number in [tokens, period.as_nanos(), burst, floor] {
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes.extend(self.at.as_nanos().to_le_bytes());
-        bytes.extend(self.last.to_le_bytes());
+        let at = self.at.as_nanos();
+        put(bytes, &[tokens, period.as_nanos(), burst, floor, at, self.last]);
         bytes.push(self.starts.len() as u8);
         for start in &self.starts {
-            bytes.extend(start.id.to_le_bytes());
-            bytes.extend(start.charged.to_le_bytes());
+            put(bytes, &[start.id, start.charged.cast_unsigned()]);
         }
     }
 
@@ -284,7 +285,7 @@ impl Bucket {
         let [count] = take(bytes)?;
         let mut starts: Vec<Start> = Vec::new();
         for _ in 0..count {
-            let (id, charged) = (take_u64(bytes)?, i64::from_le_bytes(take(bytes)?));
+            let (id, charged) = (take_u64(bytes)?, take_u64(bytes)?.cast_signed());
             let falls = starts.last().is_none_or(|one| one.id < id && one.charged > charged);
             if !falls || !(1..=CHARGED_MAX).contains(&charged) || id > last {
                 return None;

@@ -1,8 +1,11 @@
 //! What one tenant was promised.
 
 use super::account::{Limits, Need};
+use super::pool::Who;
 use crate::config::TenantClass;
+use crate::estimate::hash;
 use crate::pool::Budget;
+use crate::time::Span;
 use crate::usage::Usage;
 
 /// One tenant's part of the configuration.
@@ -12,12 +15,22 @@ pub struct Entitlement {
     pub name: String,
     /// What it is promised, compared with others.
     pub class: TenantClass,
+    /// Its share among tenants of its class, 1 to [`WEIGHT_MAX`].
+    ///
+    /// [`WEIGHT_MAX`]: super::WEIGHT_MAX
+    pub weight: u64,
     /// How much it may use.
     pub limits: Limits,
+    /// How much of that in single pools, by their names.
+    pub pools: Vec<(String, Limits)>,
     /// What of its tokens counts.
     pub weights: Weights,
     /// What output a request reserves.
     pub reserve_output: ReserveOutput,
+    /// What is not covered yet waits; else it is refused.
+    pub hold: bool,
+    /// The time to the first token that the tenant expects: nothing waits longer.
+    pub ttft_target: Span,
     /// Admit, uncharged, when the account cannot be changed; else refuse.
     pub admit_on_busy: bool,
 }
@@ -85,6 +98,21 @@ fn weighed(parts: [(u64, u32); 4]) -> u64 {
 }
 
 impl Entitlement {
+    /// A hash of its name.
+    pub fn key(&self) -> u64 {
+        hash(self.name.as_bytes())
+    }
+
+    pub(super) fn who(&self) -> Who {
+        Who { key: self.key(), class: self.class, weight: self.weight }
+    }
+
+    /// Its limits in the pool whose name has this hash, if it has any there.
+    pub(super) fn limits_in(&self, pool: u64) -> Option<(u64, &Limits)> {
+        let found = self.pools.iter().find(|(name, _)| hash(name.as_bytes()) == pool);
+        found.map(|(_, limits)| (pool, limits))
+    }
+
     /// What a request of this budget needs.
     pub fn need(&self, budget: &Budget) -> Need {
         let output = match self.reserve_output {
@@ -102,6 +130,23 @@ impl Entitlement {
         self.limits.requests == Some(0)
             || self.limits.tokens_in_flight == Some(0)
             || self.limits.laws.iter().flatten().any(|law| law.tokens == 0 || law.burst == 0)
+    }
+
+    /// One of a test, with nothing but a rate.
+    #[cfg(test)]
+    pub(crate) fn of(name: &str, class: TenantClass, law: Option<super::Law>) -> Self {
+        Self {
+            name: name.into(),
+            class,
+            weight: 1,
+            limits: Limits { laws: [law, None, None, None], ..Limits::default() },
+            pools: Vec::new(),
+            weights: Weights::default(),
+            reserve_output: ReserveOutput::Cap,
+            hold: false,
+            ttft_target: Span::from_secs(5),
+            admit_on_busy: false,
+        }
     }
 }
 

@@ -1,35 +1,56 @@
-//! Reserve, then settle, exactly once: the accounts of all tenants in memory
-//! that workers share.
+//! Reserve, then settle, exactly once: the accounts of all tenants and pools in
+//! memory that workers share.
 //!
-//! An account's slot is named by a hash of the instance's and the tenant's
+//! A slot is named by a hash of the instance's and the tenant's (or pool's)
 //! names, never by a position or a hash of the configuration. It is made when
 //! the instance is configured, before any worker serves, and only if it is not
 //! there: no configuration fills a bucket.
 
-use super::account::{Account, Held, Limit, Need, Refused, Settled};
-use super::bucket::Short;
+use super::account::{Need, Settled};
+use super::accounts::{Accounts, Both, HeldBoth};
 use super::entitlement::Entitlement;
+use super::outcome::{Admission, Cause, Refusal, Standing, Status};
+use super::pool::{Capacity, PoolAccount, Taken, Who};
+use super::slot::LAYOUT;
+use crate::config::TenantClass;
 use crate::estimate::hash;
 use crate::share::{Slots, Updated};
 use crate::time::{Instant, Span};
 use std::sync::Arc;
 
 /// Settlements that wait for memory that is busy.
-const PENDING_MAX: usize = 4096;
+const PENDING_MAX: usize = if cfg!(test) { 4 } else { 4096 };
 
 /// A worker that has not looked for so long has slept.
 const ASLEEP: Span = Span::from_secs(5);
 /// Others show a heartbeat within this time.
 const AWAKE: Span = Span::from_secs(5);
-/// Part of the slots' names, so that builds of different layouts do not touch
-/// each other's accounts.
-const LAYOUT: u32 = 1;
+
+/// What a request asks of its tenant's and its pool's accounts.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Whose it is.
+    pub tenant: Arc<Entitlement>,
+    /// Hash of its pool's name.
+    pub pool: u64,
+    /// What its pool can do, if that is known.
+    pub capacity: Option<Arc<Capacity>>,
+    /// What it needs.
+    pub need: Need,
+}
+
+impl Ask {
+    fn limits(&self) -> Both<'_> {
+        Both { all: &self.tenant.limits, pool: self.tenant.limits_in(self.pool) }
+    }
+}
 
 /// What a request reserved. Give it back to [`Ledger::settle`].
 #[derive(Debug)]
 pub struct Reservation {
     tenant: Arc<Entitlement>,
-    held: Held,
+    held: HeldBoth,
+    pool: Option<(Arc<Capacity>, Taken)>,
 }
 
 impl Reservation {
@@ -44,93 +65,62 @@ impl Reservation {
     }
 }
 
-/// Where a tenant stands after a decision.
+/// What a request used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
-    /// Tokens that its first law lets through at once, if it has one.
-    pub tokens: Option<Share>,
-    /// Its concurrent requests, if they are limited.
-    pub requests: Option<Share>,
-}
-
-/// A limit and what is left of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// The limit.
-    pub limit: u64,
-    /// What is left, never negative.
-    pub remaining: u64,
-    /// Until all of it is left, if nothing more is charged.
-    pub reset: Span,
-}
-
-/// Whether a tenant's limits cover a request.
-#[derive(Debug)]
-pub enum Admission<R = Reservation> {
-    /// They do, and it is charged.
-    Admitted(R, Standing),
-    /// The memory is busy, and this tenant's requests pass then.
-    Uncharged,
-    /// They do not, and it is not charged.
-    Refused(Refusal),
-}
-
-impl<R> Admission<R> {
-    /// The same with another value in the reservation's place.
-    pub fn map<T>(self, value: impl FnOnce(R) -> T) -> Admission<T> {
-        match self {
-            Self::Admitted(reservation, standing) => {
-                Admission::Admitted(value(reservation), standing)
-            }
-            Self::Uncharged => Admission::Uncharged,
-            Self::Refused(refusal) => Admission::Refused(refusal),
-        }
-    }
-}
-
-words! {
-    /// Why a request is refused.
-    Cause {
-        /// The rate or a quota does not cover it yet.
-        Tokens => "tokens",
-        /// Too many tokens are in flight.
-        TokensInFlight => "tokens_in_flight",
-        /// Too many requests are open.
-        Requests => "requests",
-        /// No limit of the tenant can ever cover it.
-        TooLarge => "too_large",
-        /// The tenant may use nothing.
-        Suspended => "suspended",
-        /// The account could not be changed.
-        Busy => "busy",
-    }
-}
-
-/// A refused request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Why.
-    pub cause: Cause,
-    /// Whole seconds after which it would be admitted, if nothing else is
-    /// charged; at least 1. `None` if trying again is in vain.
-    pub retry_after: Option<u64>,
-    /// What it would have been charged.
-    pub need: u64,
-    /// The tenant's standing.
-    pub standing: Standing,
-}
-
-/// How an account stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    /// Tokens in flight.
+pub struct Used {
+    /// What it is charged, by its tenant's weights.
+    pub charge: u64,
+    /// Its tokens.
     pub tokens: u64,
-    /// Open requests.
-    pub requests: u64,
-    /// Tokens that the first law has left.
-    pub left: u64,
-    /// Tokens that it lacks.
-    pub debt: u64,
+}
+
+/// A settlement, or what of it is still to be made.
+#[derive(Debug)]
+struct Pending {
+    tenant: Option<(Arc<Entitlement>, HeldBoth)>,
+    pool: Option<(Arc<Capacity>, Taken)>,
+    used: Used,
+}
+
+/// What a slot holds.
+trait Content: Sized {
+    /// What it is, in the slot's name.
+    const KIND: &str;
+    fn decode(key: u64, bytes: &[u8]) -> Option<Self>;
+    fn encode(&self, key: u64) -> Vec<u8>;
+}
+
+impl Content for Accounts {
+    const KIND: &str = "tenant";
+
+    fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
+        Self::decode(key, bytes)
+    }
+
+    fn encode(&self, key: u64) -> Vec<u8> {
+        self.encode(key)
+    }
+}
+
+impl Content for PoolAccount {
+    const KIND: &str = "pool";
+
+    fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
+        Self::decode(key, bytes)
+    }
+
+    fn encode(&self, key: u64) -> Vec<u8> {
+        self.encode(key)
+    }
+}
+
+/// What a tick did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ticked {
+    /// Reservations of dead workers that were taken back.
+    pub expired: u64,
+    /// Settlements that were given up since the last tick: too many waited.
+    pub lost: u64,
 }
 
 /// The accounts of one instance, as one worker sees them.
@@ -139,7 +129,8 @@ pub struct Ledger {
     instance: u64,
     /// Who reserves: a number that no other worker has or had.
     incarnation: u64,
-    pending: Vec<(Reservation, u64)>,
+    pending: Vec<Pending>,
+    lost: u64,
     /// When this worker last looked, and since when it has looked often enough
     /// to tell who is dead.
     looked: Instant,
@@ -153,383 +144,360 @@ impl Ledger {
             instance: hash(instance.as_bytes()),
             incarnation,
             pending: Vec::new(),
+            lost: 0,
             looked: Instant::default(),
             awake: Instant::default(),
         }
     }
 
-    /// Makes the tenant's account, if it is not there. To be called while
-    /// nobody serves: what is not there cannot be compared with.
-    pub fn open(&self, slots: &mut impl Slots, tenant: &Entitlement) {
-        let (name, key) = self.slot(tenant);
-        slots.update(&name, &mut |bytes| match bytes {
-            Some(bytes) if Account::decode(key, bytes).is_some() => None,
-            _ => Some(Account::default().encode(key)),
-        });
+    /// Makes the slots of tenants and pools that have none yet. To be called
+    /// while nobody serves.
+    pub fn open(
+        &self,
+        slots: &mut dyn Slots,
+        tenants: &[Arc<Entitlement>],
+        pools: &[Arc<Capacity>],
+    ) {
+        for tenant in tenants {
+            self.make::<Accounts>(slots, tenant.key());
+        }
+        for capacity in pools {
+            self.make::<PoolAccount>(slots, capacity.key());
+        }
     }
 
-    /// Charges a request, if all limits of its tenant cover it.
-    pub fn admit(
-        &self,
-        slots: &mut impl Slots,
-        now: Instant,
-        tenant: &Arc<Entitlement>,
-        need: Need,
-    ) -> Admission {
+    /// Charges a request, if all limits of its tenant cover it and it is its
+    /// turn in its pool. All pass, or nothing is charged.
+    pub fn admit(&self, slots: &mut dyn Slots, now: Instant, ask: &Ask) -> Admission {
+        let Ask { tenant, capacity, need, .. } = ask;
         if tenant.suspended() {
-            let never = Refused { limit: Limit::Requests, short: Short::Never };
-            return Admission::Refused(refusal(tenant, never, need, Standing::default()));
+            return Admission::Refused(Refusal::other(Cause::Suspended, None, *need));
+        }
+        // Its own limits come first: whom they refuse waits for no pool.
+        let guaranteed = tenant.class == TenantClass::Guaranteed;
+        let mut pool = None;
+        if let Some(capacity) = capacity.as_ref().filter(|_| !guaranteed) {
+            let taken = self
+                .covered(slots, now, ask)
+                .and_then(|standing| self.take(slots, now, ask, capacity, standing));
+            match taken {
+                Ok(taken) => pool = taken,
+                Err(denied) => return denied.into(),
+            }
         }
         let mut outcome = None;
-        let updated = self.change(slots, tenant, |account| {
-            let admitted = account.admit(&tenant.limits, now, self.incarnation, need);
-            let standing = standing(account, tenant, now);
+        let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+            let admitted = accounts.admit(ask.limits(), now, self.incarnation, *need);
+            let standing = Standing::of(accounts, tenant, now);
             let changed = admitted.is_ok();
             outcome = Some((admitted, standing));
             changed
         });
-        match (updated, outcome) {
-            (Updated::Done, Some((Ok(held), standing))) => {
-                let tenant = Arc::clone(tenant);
-                Admission::Admitted(Reservation { tenant, held }, standing)
-            }
+        let (held, standing) = match (updated, outcome) {
+            (Updated::Done, Some((Ok(held), standing))) => (held, standing),
             (Updated::Done, Some((Err(refused), standing))) => {
-                Admission::Refused(refusal(tenant, refused, need, standing))
+                self.give_back(slots, now, pool);
+                return Admission::Refused(Refusal::by_limits(tenant, refused, *need, standing));
             }
-            _ if tenant.admit_on_busy => Admission::Uncharged,
-            _ => Admission::Refused(Refusal {
-                cause: Cause::Busy,
-                retry_after: Some(1),
-                need: need.charge,
-                standing: Standing::default(),
-            }),
+            _ => {
+                self.give_back(slots, now, pool);
+                return busy(ask).into();
+            }
+        };
+        if let Some(capacity) = capacity.as_ref().filter(|_| guaranteed) {
+            // Whatever the pool says, it is promised.
+            pool = self.take(slots, now, ask, capacity, standing).unwrap_or(None);
+        }
+        Admission::Admitted(Reservation { tenant: Arc::clone(tenant), held, pool }, standing)
+    }
+
+    /// Whether the tenant's own limits cover a request, as far as can be seen
+    /// without a change; where it stands, or what becomes of the request.
+    pub(super) fn covered(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        ask: &Ask,
+    ) -> Result<Standing, Denied> {
+        let Ask { tenant, need, .. } = ask;
+        let mut outcome = None;
+        self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+            let checked = accounts.check(ask.limits(), now, *need);
+            outcome = Some((checked, Standing::of(accounts, tenant, now)));
+            false
+        });
+        let (checked, standing) = outcome.ok_or_else(|| busy(ask))?;
+        checked.map(|()| standing).map_err(|refused| {
+            Denied::Refused(Refusal::by_limits(tenant, refused, *need, standing))
+        })
+    }
+
+    /// Takes room in the pool. `None` if it goes uncharged: the pool's memory is
+    /// busy, and the tenant's requests pass then.
+    fn take(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        ask: &Ask,
+        capacity: &Arc<Capacity>,
+        standing: Standing,
+    ) -> Result<Option<(Arc<Capacity>, Taken)>, Denied> {
+        let who = ask.tenant.who();
+        let mut outcome = None;
+        let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+            let taken = pool.admit(capacity, now, self.incarnation, who, ask.need.tokens);
+            if let Err(wait) = &taken {
+                let back = Span::from_secs(wait.whole_secs().max(1));
+                pool.want(now, who.key, (!ask.tenant.hold).then_some(back));
+            }
+            outcome = Some(taken);
+            true
+        });
+        match (updated, outcome) {
+            (Updated::Done, Some(Ok(taken))) => Ok(Some((Arc::clone(capacity), taken))),
+            (Updated::Done, Some(Err(wait))) => {
+                let refusal = Refusal::by_pool(wait, ask.need, standing);
+                Err(Denied::Refused(refusal))
+            }
+            _ if ask.tenant.admit_on_busy => Ok(None),
+            _ => Err(busy(ask)),
         }
     }
 
-    /// Ends a request that used `actual` of what it was charged. If the memory
-    /// is busy it is done later, and `None` is returned: [`tick`](Self::tick)
-    /// tries again. Beyond so many that wait the oldest is given up.
+    /// Undoes what was taken for a request that is refused after all.
+    fn give_back(&self, slots: &mut dyn Slots, now: Instant, pool: Option<(Arc<Capacity>, Taken)>) {
+        if let Some((capacity, taken)) = pool {
+            self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+                pool.settle(now, &taken, 0);
+                true
+            });
+        }
+    }
+
+    /// Ends a request. If the memory is busy it is done later, and `None` is
+    /// returned: [`tick`](Self::tick) tries again. Beyond so many that wait the
+    /// oldest is given up.
     pub fn settle(
         &mut self,
-        slots: &mut impl Slots,
+        slots: &mut dyn Slots,
         now: Instant,
         reservation: Reservation,
-        actual: u64,
+        used: Used,
     ) -> Option<Settled> {
-        let settled = self.try_settle(slots, now, &reservation, actual);
-        if settled.is_none() {
-            if self.pending.len() >= PENDING_MAX {
-                self.pending.remove(0);
+        let Reservation { tenant, held, pool } = reservation;
+        let mut pending = Pending { tenant: Some((tenant, held)), pool, used };
+        let settled = self.try_settle(slots, now, &mut pending);
+        self.keep(pending);
+        settled
+    }
+
+    /// Makes what can be made of a settlement, and leaves the rest.
+    fn try_settle(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        pending: &mut Pending,
+    ) -> Option<Settled> {
+        let mut settled = None;
+        if let Some((tenant, held)) = &pending.tenant {
+            let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+                settled = Some(accounts.settle(now, held, pending.used.charge));
+                true
+            });
+            if updated == Updated::Done {
+                pending.tenant = None;
+            } else {
+                settled = None;
             }
-            self.pending.push((reservation, actual));
+        }
+        if let Some((capacity, taken)) = &pending.pool {
+            let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+                pool.settle(now, taken, pending.used.tokens);
+                true
+            });
+            if updated == Updated::Done {
+                pending.pool = None;
+            }
         }
         settled
     }
 
-    fn try_settle(
-        &self,
-        slots: &mut impl Slots,
-        now: Instant,
-        Reservation { tenant, held }: &Reservation,
-        actual: u64,
-    ) -> Option<Settled> {
-        let mut settled = Settled::default();
-        let updated = self.change(slots, tenant, |account| {
-            settled = account.settle(now, held, actual);
-            true
-        });
-        (updated == Updated::Done).then_some(settled)
+    fn keep(&mut self, pending: Pending) {
+        if pending.tenant.is_none() && pending.pool.is_none() {
+            return;
+        }
+        if self.pending.len() >= PENDING_MAX {
+            self.pending.remove(0);
+            self.lost += 1;
+        }
+        self.pending.push(pending);
     }
 
     /// Settles what waits, and takes back what dead workers hold of these
-    /// tenants. Returns the reservations that were taken back. A worker that
-    /// has just slept takes all others for dead: it waits until they have had
-    /// time to show themselves.
-    pub fn tick<'a>(
+    /// tenants and pools. A worker that has just slept takes all others for
+    /// dead: it waits until they have had time to show themselves.
+    pub fn tick(
         &mut self,
-        slots: &mut impl Slots,
+        slots: &mut dyn Slots,
         now: Instant,
-        tenants: impl Iterator<Item = &'a Arc<Entitlement>>,
+        tenants: &[Arc<Entitlement>],
+        pools: &[Arc<Capacity>],
         alive: impl Fn(u64) -> bool,
-    ) -> u64 {
-        for (reservation, actual) in core::mem::take(&mut self.pending) {
-            self.settle(slots, now, reservation, actual);
+    ) -> Ticked {
+        for mut pending in core::mem::take(&mut self.pending) {
+            self.try_settle(slots, now, &mut pending);
+            self.keep(pending);
         }
+        let mut ticked = Ticked { lost: core::mem::take(&mut self.lost), expired: 0 };
         if now.since(self.looked) > ASLEEP {
             self.awake = now;
         }
         self.looked = now;
         if now.since(self.awake) < AWAKE {
-            return 0;
+            return ticked;
         }
-        let mut all = 0;
+        let alive = |incarnation| incarnation == self.incarnation || alive(incarnation);
         for tenant in tenants {
             let mut expired = 0;
-            let updated = self.change(slots, tenant, |account| {
-                expired = account.expire(now, |incarnation| {
-                    incarnation == self.incarnation || alive(incarnation)
-                });
+            let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+                expired = accounts.expire(now, alive);
                 expired > 0
             });
-            all += if updated == Updated::Done { expired } else { 0 };
+            ticked.expired += if updated == Updated::Done { expired } else { 0 };
         }
-        all
+        for capacity in pools {
+            self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+                pool.expire(now, alive) > 0
+            });
+        }
+        ticked
     }
 
     /// How a tenant's account stands.
-    pub fn status(&self, slots: &mut impl Slots, now: Instant, tenant: &Entitlement) -> Status {
+    pub fn status(&self, slots: &mut dyn Slots, now: Instant, tenant: &Entitlement) -> Status {
         let mut status = Status::default();
-        self.change(slots, tenant, |account| {
-            let (tokens, requests) = account.open();
-            let level = account.level(&tenant.limits, 0, now).unwrap_or(0);
-            let (left, debt) = (level.max(0).unsigned_abs(), level.min(0).unsigned_abs());
-            status = Status { tokens, requests, left, debt };
+        self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+            let account = &mut accounts.all;
+            status = Status::new(account.open(), account.level(&tenant.limits, 0, now));
             false
         });
         status
     }
 
-    /// Runs a change on the tenant's account; it says whether it changed. An
-    /// account that is not there, or not to be read, is none that is full.
-    fn change(
+    /// How a pool's account stands, and what each of these tenants' ended
+    /// requests used in it.
+    pub fn pool_status(
         &self,
-        slots: &mut impl Slots,
-        tenant: &Entitlement,
-        mut change: impl FnMut(&mut Account) -> bool,
+        slots: &mut dyn Slots,
+        now: Instant,
+        capacity: &Capacity,
+        tenants: &[Arc<Entitlement>],
+    ) -> (Status, Vec<u64>) {
+        let mut status = (Status::default(), Vec::new());
+        self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+            let served = tenants.iter().map(|tenant| pool.served(tenant.key())).collect();
+            status = (Status::new(pool.open(), pool.level(capacity, now)), served);
+            false
+        });
+        status
+    }
+
+    /// Sorts these tenants by whose turn it is in a pool: the first one's
+    /// request goes first.
+    pub(super) fn sort(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        capacity: &Capacity,
+        by: &mut [(Who, usize)],
+    ) {
+        self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+            by.sort_by_key(|(who, at)| (pool.order(capacity, now, *who), *at));
+            false
+        });
+    }
+
+    /// Tells the other workers for whom this one's requests wait, the first one
+    /// first.
+    pub(super) fn publish(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        capacity: &Capacity,
+        waiting: &[Who],
+    ) {
+        self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+            pool.publish(now, self.incarnation, waiting)
+        });
+    }
+
+    /// Runs a change on a slot's content; it says whether it changed. A slot that
+    /// is not there, or not to be read, is none that is full.
+    fn change<C: Content>(
+        &self,
+        slots: &mut dyn Slots,
+        key: u64,
+        mut change: impl FnMut(&mut C) -> bool,
     ) -> Updated {
-        let (name, key) = self.slot(tenant);
+        self.change_dyn(slots, key, &mut change)
+    }
+
+    /// One for each content: the closures differ, and the module is to be small.
+    #[inline(never)]
+    fn change_dyn<C: Content>(
+        &self,
+        slots: &mut dyn Slots,
+        key: u64,
+        change: &mut dyn FnMut(&mut C) -> bool,
+    ) -> Updated {
         let mut found = true;
-        let updated = slots.update(&name, &mut |bytes| {
-            let account = bytes.and_then(|bytes| Account::decode(key, bytes));
-            found = account.is_some();
-            let mut account = account?;
-            change(&mut account).then(|| account.encode(key))
+        let updated = slots.update(&self.name(C::KIND, key), &mut |bytes| {
+            let content = bytes.and_then(|bytes| C::decode(key, bytes));
+            found = content.is_some();
+            let mut content = content?;
+            change(&mut content).then(|| content.encode(key))
         });
         if found { updated } else { Updated::Failed }
     }
 
-    /// The slot's name, and the hash of the account's full name.
-    fn slot(&self, tenant: &Entitlement) -> (String, u64) {
-        let key = hash(tenant.name.as_bytes());
-        (format!("tidegate.{LAYOUT}.{:016x}.tenant.{key:016x}", self.instance), key)
+    /// Makes a slot, if it is not there. To be called while nobody serves: what
+    /// is not there cannot be compared with.
+    fn make<C: Content + Default>(&self, slots: &mut dyn Slots, key: u64) {
+        slots.update(&self.name(C::KIND, key), &mut |bytes| match bytes {
+            Some(bytes) if C::decode(key, bytes).is_some() => None,
+            _ => Some(C::default().encode(key)),
+        });
+    }
+
+    fn name(&self, kind: &str, key: u64) -> String {
+        format!("tidegate.{LAYOUT}.{:016x}.{kind}.{key:016x}", self.instance)
     }
 }
 
-fn standing(account: &mut Account, tenant: &Entitlement, now: Instant) -> Standing {
-    let limits = &tenant.limits;
-    let tokens = limits.laws.first().and_then(Option::as_ref).and_then(|law| {
-        let level = account.level(limits, 0, now)?;
-        let remaining = u64::try_from(level).unwrap_or(0);
-        let lacks = i64::try_from(law.burst).unwrap_or(i64::MAX).saturating_sub(level);
-        let reset = law.time_until(u64::try_from(lacks).unwrap_or(0));
-        Some(Share { limit: law.burst, remaining, reset })
-    });
-    let requests = limits.requests.map(|limit| {
-        let remaining = limit.saturating_sub(account.open().1);
-        Share { limit, remaining, reset: Span::default() }
-    });
-    Standing { tokens, requests }
+/// What becomes of a request that is not charged.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Denied {
+    Refused(Refusal),
+    /// It passes all the same.
+    Uncharged,
 }
 
-fn refusal(tenant: &Entitlement, refused: Refused, need: Need, standing: Standing) -> Refusal {
-    let cause = match (refused.limit, refused.short) {
-        _ if tenant.suspended() => Cause::Suspended,
-        (_, Short::Never) => Cause::TooLarge,
-        (Limit::Law(_), _) => Cause::Tokens,
-        (Limit::TokensInFlight, _) => Cause::TokensInFlight,
-        (Limit::Requests, _) => Cause::Requests,
-        (Limit::Workers, _) => Cause::Busy,
-    };
-    let retry_after = match refused.short {
-        Short::Until(wait) => Some(wait.as_nanos().div_ceil(1_000_000_000).max(1)),
-        Short::Never => None,
-    };
-    Refusal { cause, retry_after, need: need.charge, standing }
+impl From<Denied> for Admission {
+    fn from(denied: Denied) -> Self {
+        match denied {
+            Denied::Refused(refusal) => Self::Refused(refusal),
+            Denied::Uncharged => Self::Uncharged,
+        }
+    }
+}
+
+/// The memory is busy.
+fn busy(ask: &Ask) -> Denied {
+    if ask.tenant.admit_on_busy {
+        return Denied::Uncharged;
+    }
+    Denied::Refused(Refusal::other(Cause::Busy, Some(1), ask.need))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::TenantClass;
-    use crate::share::Change;
-    use crate::tenant::{Law, Limits, ReserveOutput, Weights};
-    use proptest::prelude::*;
-    use std::collections::BTreeMap;
-
-    /// Memory in which every write meets so many others that came first.
-    #[derive(Default)]
-    struct Memory {
-        slots: BTreeMap<String, Vec<u8>>,
-        busy: u32,
-    }
-
-    impl Slots for Memory {
-        fn update(&mut self, name: &str, change: &mut Change<'_>) -> Updated {
-            // A run whose result is thrown away, as after a lost race.
-            change(self.slots.get(name).map(Vec::as_slice));
-            if self.busy > 0 {
-                self.busy -= 1;
-                return Updated::Busy;
-            }
-            if let Some(bytes) = change(self.slots.get(name).map(Vec::as_slice)) {
-                self.slots.insert(name.to_owned(), bytes);
-            }
-            Updated::Done
-        }
-    }
-
-    fn at(millis: u64) -> Instant {
-        Instant::from_nanos(millis * 1_000_000)
-    }
-
-    fn tenant(name: &str, law: Law) -> Arc<Entitlement> {
-        Arc::new(Entitlement {
-            name: name.into(),
-            class: TenantClass::Elastic,
-            limits: Limits {
-                laws: [Some(law), None, None, None],
-                tokens_in_flight: None,
-                requests: Some(4),
-            },
-            weights: Weights::default(),
-            reserve_output: ReserveOutput::Cap,
-            admit_on_busy: false,
-        })
-    }
-
-    fn in_flight(ledger: &Ledger, memory: &mut Memory, tenant: &Entitlement) -> (u64, u64) {
-        let status = ledger.status(memory, at(0), tenant);
-        (status.tokens, status.requests)
-    }
-
-    fn need(charge: u64) -> Need {
-        Need { charge, tokens: charge }
-    }
-
-    fn admitted(admission: Admission) -> Reservation {
-        match admission {
-            Admission::Admitted(reservation, _) => reservation,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn refused(admission: Admission) -> Refusal {
-        match admission {
-            Admission::Refused(refusal) => refusal,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn workers_share_one_account_and_tenants_do_not() {
-        let (mut memory, law) = (Memory::default(), Law::per_second(100, 1000, 0));
-        let (acme, other) = (tenant("acme", law), tenant("other", law));
-        let (mut a, b) = (Ledger::new("tidegate", 1), Ledger::new("tidegate", 2));
-        a.open(&mut memory, &acme);
-        a.open(&mut memory, &other);
-        let reservation = admitted(a.admit(&mut memory, at(0), &acme, need(900)));
-        let refusal = refused(b.admit(&mut memory, at(0), &acme, need(350)));
-        assert_eq!((refusal.cause, refusal.retry_after), (Cause::Tokens, Some(3)));
-        assert_eq!(refusal.standing.tokens.unwrap().remaining, 100);
-        admitted(b.admit(&mut memory, at(0), &other, need(900)));
-        // Another instance has its own accounts.
-        let x = Ledger::new("x", 3);
-        x.open(&mut memory, &acme);
-        admitted(x.admit(&mut memory, at(0), &acme, need(900)));
-        let settled = a.settle(&mut memory, at(0), reservation, 100).unwrap();
-        assert_eq!(settled.refunded, 800);
-        admitted(b.admit(&mut memory, at(0), &acme, need(350)));
-        // Opening again, as a new configuration does, fills nothing.
-        a.open(&mut memory, &acme);
-        assert_eq!(refused(b.admit(&mut memory, at(0), &acme, need(600))).cause, Cause::Tokens);
-    }
-
-    #[test]
-    fn a_settlement_that_meets_busy_memory_is_made_later() {
-        let mut memory = Memory::default();
-        let acme = tenant("acme", Law::per_second(100, 1000, 0));
-        let mut ledger = Ledger::new("tidegate", 1);
-        ledger.open(&mut memory, &acme);
-        let reservation = admitted(ledger.admit(&mut memory, at(0), &acme, need(900)));
-        memory.busy = 2;
-        assert_eq!(ledger.settle(&mut memory, at(0), reservation, 100), None);
-        assert_eq!(refused(ledger.admit(&mut memory, at(0), &acme, need(1))).cause, Cause::Busy);
-        ledger.tick(&mut memory, at(0), [&acme].into_iter(), |_| false);
-        assert_eq!(in_flight(&ledger, &mut memory, &acme), (0, 0));
-        admitted(ledger.admit(&mut memory, at(0), &acme, need(900)));
-        // It can also be told to let requests pass, uncharged.
-        let lenient = Arc::new(Entitlement { admit_on_busy: true, ..(*acme).clone() });
-        memory.busy = 1;
-        let admission = ledger.admit(&mut memory, at(0), &lenient, need(1));
-        assert!(matches!(admission, Admission::Uncharged), "{admission:?}");
-    }
-
-    #[test]
-    fn what_a_dead_worker_held_comes_back() {
-        let mut memory = Memory::default();
-        let acme = tenant("acme", Law::per_second(100, 1000, 0));
-        let (dead, mut alive) = (Ledger::new("tidegate", 1), Ledger::new("tidegate", 2));
-        alive.open(&mut memory, &acme);
-        admitted(dead.admit(&mut memory, at(0), &acme, need(10)));
-        admitted(alive.admit(&mut memory, at(0), &acme, need(20)));
-        let mut tick = |millis| alive.tick(&mut memory, at(millis), [&acme].into_iter(), |_| false);
-        for second in 0..=30 {
-            assert_eq!(tick(second * 1000), 0);
-        }
-        assert_eq!((tick(30_001), tick(30_002)), (1, 0));
-        // All slept, and the other lives: it has time to show itself.
-        admitted(dead.admit(&mut memory, at(31_000), &acme, need(10)));
-        let mut tick = |millis| alive.tick(&mut memory, at(millis), [&acme].into_iter(), |_| false);
-        assert_eq!((tick(90_000), tick(91_000), tick(94_999), tick(95_000)), (0, 0, 0, 1));
-        assert_eq!(in_flight(&alive, &mut memory, &acme), (20, 1));
-    }
-
-    #[test]
-    fn a_suspended_tenant_is_refused_whatever_it_asks() {
-        let mut memory = Memory::default();
-        let none = tenant("none", Law::per_second(0, 80_000, 0));
-        let ledger = Ledger::new("tidegate", 1);
-        let refusal = refused(ledger.admit(&mut memory, at(0), &none, need(0)));
-        assert_eq!((refusal.cause, refusal.retry_after), (Cause::Suspended, None));
-        let small = tenant("small", Law::per_second(1, 10, 0));
-        // An account that is not there is not one that is full.
-        let lost = refused(ledger.admit(&mut memory, at(0), &small, need(1)));
-        assert_eq!((lost.cause, memory.slots.len()), (Cause::Busy, 0));
-        ledger.open(&mut memory, &small);
-        assert_eq!(
-            refused(ledger.admit(&mut memory, at(0), &small, need(11))).cause,
-            Cause::TooLarge
-        );
-    }
-
-    proptest! {
-        /// `Retry-After` is true: whoever has no other traffic and comes back
-        /// then is admitted, and a second earlier is not.
-        #[test]
-        fn retry_after_is_true(
-            rate in 1_u64..500, burst in 1_u64..5000, first in 1_u64..5000, then in 1_u64..5000,
-            millis in 0_u64..5000,
-        ) {
-            let (mut memory, acme) =
-                (Memory::default(), tenant("acme", Law::per_second(rate, burst, 0)));
-            let ledger = Ledger::new("tidegate", 1);
-            ledger.open(&mut memory, &acme);
-            let _ = ledger.admit(&mut memory, at(0), &acme, need(first));
-            let probe = |memory: &Memory, millis| {
-                let mut copy = Memory { slots: memory.slots.clone(), busy: 0 };
-                ledger.admit(&mut copy, at(millis), &acme, need(then))
-            };
-            if let Admission::Refused(refusal) = probe(&memory, millis) {
-                match refusal.retry_after {
-                    None => prop_assert!(then > burst),
-                    Some(secs) => {
-                        let later = probe(&memory, millis + secs * 1000);
-                        prop_assert!(matches!(later, Admission::Admitted(..)));
-                        let earlier = probe(&memory, millis + (secs - 1) * 1000);
-                        prop_assert!(matches!(earlier, Admission::Refused(_)));
-                    }
-                }
-            }
-        }
-    }
-}
+mod tests;

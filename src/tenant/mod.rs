@@ -1,14 +1,23 @@
 //! What tenants were promised, and what they got.
 
 mod account;
+mod accounts;
 mod bucket;
 mod entitlement;
 mod ledger;
+mod outcome;
+mod pool;
+mod queue;
 mod refusal;
+mod slot;
 
 pub use account::{
     Account, EXPIRY, HOLDERS_MAX, Held, LAWS, Limit, Limits, Need, Refused, Settled,
 };
+pub use accounts::{Accounts, Both, HeldBoth};
 pub use bucket::{Bucket, Charge, Corrected, Law, STARTS_MAX, Short, TOKENS_MAX};
 pub use entitlement::{Entitlement, ReserveOutput, Weights};
-pub use ledger::{Admission, Cause, Ledger, Refusal, Reservation, Share, Standing, Status};
+pub use ledger::{Ask, Ledger, Reservation, Ticked, Used};
+pub use outcome::{Admission, Cause, Refusal, Share, Standing, Status};
+pub use pool::{Capacity, HOLD_TICK, PoolAccount, Taken, WEIGHT_MAX, Who};
+pub use queue::{Hold, HoldLimits, Queue, Released};

@@ -4,7 +4,7 @@
 //! <https://docs.anthropic.com/en/api/errors>,
 //! <https://ai.google.dev/gemini-api/docs/troubleshooting>.
 
-use super::ledger::{Cause, Refusal};
+use super::outcome::{Cause, Refusal};
 use crate::request::Api;
 use serde_json::{Value, json};
 
@@ -74,6 +74,7 @@ impl Refusal {
             Cause::Requests => {
                 format!("Tenant {tenant} has as many requests open as it may.{again}")
             }
+            Cause::Capacity => format!("The pool has no room for tenant {tenant} now.{again}"),
             Cause::TooLarge => format!(
                 "This request needs up to {need} tokens, more than the limits of tenant {tenant} ever let \
                  through at once. Send a shorter prompt or a smaller limit on output tokens."

@@ -1,0 +1,219 @@
+//! All that one tenant is charged: over all pools, and in each pool for which
+//! it has limits of its own. Both pass together, or nothing is charged.
+
+use super::account::{Account, Held, Limits, Need, Refused, Settled};
+use super::slot;
+use crate::bytes::take_u64;
+use crate::time::Instant;
+
+const MAGIC: [u8; 4] = *b"TGac";
+/// Pools in which a tenant can have limits of its own, those of former
+/// configurations included.
+const POOLS_MAX: usize = 64;
+
+/// What a request is measured by: the tenant's limits and, by the hash of the
+/// pool's name, those in its pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Both<'a> {
+    /// Over all pools.
+    pub all: &'a Limits,
+    /// In the request's pool.
+    pub pool: Option<(u64, &'a Limits)>,
+}
+
+/// What an open request holds in the accounts of its tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldBoth {
+    all: Held,
+    pool: Option<(u64, Held)>,
+}
+
+impl HeldBoth {
+    /// What it was charged.
+    pub fn reserved(&self) -> u64 {
+        self.all.reserved()
+    }
+}
+
+/// The content of a tenant's slot; a new one is full and idle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accounts {
+    /// Over all pools.
+    pub all: Account,
+    /// By the hash of the pool's name, in no order.
+    pools: Vec<(u64, Account)>,
+}
+
+impl Accounts {
+    /// Charges a request, if every limit covers it.
+    pub fn admit(
+        &mut self,
+        limits: Both<'_>,
+        now: Instant,
+        incarnation: u64,
+        need: Need,
+    ) -> Result<HeldBoth, Refused> {
+        self.check(limits, now, need)?;
+        let all = self.all.admit(limits.all, now, incarnation, need)?;
+        let pool = limits.pool.and_then(|(key, limits)| {
+            Some((key, self.pool(key)?.take(limits, now, incarnation, need)?))
+        });
+        Ok(HeldBoth { all, pool })
+    }
+
+    /// Whether every limit covers a request; charges nothing. If both refuse,
+    /// the one that lasts longer is told.
+    pub fn check(&mut self, limits: Both<'_>, now: Instant, need: Need) -> Result<(), Refused> {
+        let all = self.all.check(limits.all, now, need);
+        let pool = limits.pool.map_or(Ok(()), |(key, limits)| match self.pool(key) {
+            Some(account) => account.check(limits, now, need),
+            None => Ok(()),
+        });
+        match (all, pool) {
+            (Err(all), Err(pool)) => Err(all.longer(pool)),
+            (all, pool) => all.and(pool),
+        }
+    }
+
+    /// Ends a request that used `actual` of what it was charged.
+    pub fn settle(&mut self, now: Instant, held: &HeldBoth, actual: u64) -> Settled {
+        let mut settled = self.all.settle(now, &held.all, actual);
+        if let Some((key, held)) = &held.pool
+            && let Some((_, account)) = self.pools.iter_mut().find(|(known, _)| known == key)
+        {
+            let more = account.settle(now, held, actual);
+            settled.clamped = settled.clamped.max(more.clamped);
+            settled.forgiven = settled.forgiven.max(more.forgiven);
+        }
+        settled
+    }
+
+    /// Takes back what dead workers hold, as [`Account::expire`] does.
+    pub fn expire(&mut self, now: Instant, alive: impl Fn(u64) -> bool) -> u64 {
+        for (_, account) in &mut self.pools {
+            account.expire(now, &alive);
+        }
+        self.all.expire(now, alive)
+    }
+
+    /// The account in a pool. `None` if there are too many.
+    fn pool(&mut self, key: u64) -> Option<&mut Account> {
+        let mut at = self.pools.iter().position(|(known, _)| *known == key);
+        if at.is_none() {
+            if self.pools.len() >= POOLS_MAX {
+                // Of pools that no configuration has any more.
+                self.pools.retain(|(_, account)| !account.idle());
+            }
+            at = (self.pools.len() < POOLS_MAX).then(|| {
+                self.pools.push((key, Account::default()));
+                self.pools.len() - 1
+            });
+        }
+        self.pools.get_mut(at?).map(|(_, account)| account)
+    }
+
+    /// The bytes of the slot of the tenant whose full name has this hash.
+    pub fn encode(&self, key: u64) -> Vec<u8> {
+        let mut bytes = slot::head(MAGIC, key);
+        self.all.encode(&mut bytes);
+        for (key, account) in &self.pools {
+            bytes.extend(key.to_le_bytes());
+            account.encode(&mut bytes);
+        }
+        bytes
+    }
+
+    /// `None` if the bytes are not this tenant's in this layout.
+    pub fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
+        let mut rest = slot::body(MAGIC, key, bytes)?;
+        let all = Account::decode(&mut rest)?;
+        let mut pools = Vec::new();
+        while !rest.is_empty() {
+            pools.push((take_u64(&mut rest)?, Account::decode(&mut rest)?));
+        }
+        (pools.len() <= POOLS_MAX).then_some(Self { all, pools })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenant::{Law, Limit};
+    use proptest::prelude::*;
+
+    fn limits(rate: u64, requests: u64) -> Limits {
+        Limits {
+            laws: [Some(Law::per_second(rate, rate * 10, rate)), None, None, None],
+            tokens_in_flight: None,
+            requests: Some(requests),
+        }
+    }
+
+    fn need(charge: u64) -> Need {
+        Need { charge, tokens: charge }
+    }
+
+    #[test]
+    fn a_pool_s_limits_and_the_tenant_s_pass_together() {
+        let (all, short, long) = (limits(100, 9), limits(80, 9), limits(10, 9));
+        let mut accounts = Accounts::default();
+        let now = Instant::default();
+        let both = |key, pool| Both { all: &all, pool: Some((key, pool)) };
+        let held = accounts.admit(both(1, &long), now, 7, need(100)).unwrap();
+        // The long pool's share is used up; the short one's is not.
+        let before = accounts.clone();
+        let refused = accounts.admit(both(1, &long), now, 7, need(50)).unwrap_err();
+        assert_eq!(refused.limit, Limit::Law(0));
+        assert_eq!(accounts, before);
+        accounts.admit(both(2, &short), now, 7, need(800)).unwrap();
+        // All of it is the tenant's.
+        let refused = accounts.check(both(3, &short), now, need(150)).unwrap_err();
+        assert_eq!(refused.limit, Limit::Law(0));
+        let settled = accounts.settle(now, &held, 40);
+        assert_eq!(settled.refunded, 60);
+        accounts.admit(both(1, &long), now, 7, need(60)).unwrap();
+        assert!(accounts.check(both(1, &long), now, need(1)).is_err());
+        let (tokens, requests) = accounts.all.open();
+        assert_eq!((tokens, requests), (860, 2));
+        assert_eq!(Accounts::decode(5, &accounts.encode(5)), Some(accounts.clone()));
+        assert_eq!(Accounts::decode(6, &accounts.encode(5)), None);
+    }
+
+    #[test]
+    fn pools_that_are_gone_make_room() {
+        let (all, pool) = (limits(1000, 900), limits(10, 1));
+        let mut accounts = Accounts::default();
+        let now = Instant::default();
+        let held: Vec<HeldBoth> = (0..POOLS_MAX as u64)
+            .map(|key| {
+                let both = Both { all: &all, pool: Some((key, &pool)) };
+                accounts.admit(both, now, 7, need(1)).unwrap()
+            })
+            .collect();
+        // One too many is not limited in its pool, and a name is not taken.
+        let both = Both { all: &all, pool: Some((99, &pool)) };
+        for _ in 0..2 {
+            assert!(accounts.admit(both, now, 7, need(1)).is_ok());
+        }
+        for held in held {
+            accounts.settle(now, &held, 0);
+        }
+        assert!(accounts.admit(both, now, 7, need(1)).is_ok());
+        assert!(accounts.admit(both, now, 7, need(1)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in any::<Vec<u8>>(), cut in 0_usize..300) {
+            let _ = Accounts::decode(0, &bytes);
+            let all = limits(10, 3);
+            let mut accounts = Accounts::default();
+            let both = Both { all: &all, pool: Some((1, &all)) };
+            accounts.admit(both, Instant::default(), 1, need(9)).unwrap();
+            let mut whole = accounts.encode(0);
+            whole.truncate(cut);
+            whole.extend(&bytes);
+            let _ = Accounts::decode(0, &whole);
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! A pool's capacity, and whose turn it is when that is short.
+//!
+//! Guaranteed tenants pass whenever their own limits cover a request; what they
+//! use is charged to the pool all the same, and what they may still have in
+//! flight is kept free for them. The others get what is left: elastic tenants
+//! before spot ones and, within a class, whoever had least.
+//!
+//! *Who had least.* Each tenant has a virtual time: the tokens that it was
+//! charged in this pool, divided by its weight; a settlement corrects it. While
+//! there is room, nobody looks at it. When there is none, those who want the
+//! pool go by it, the least first: tenants that all want more than they get are
+//! served by their weights (start-time fair queueing, Goyal et al., SIGCOMM
+//! 1996; the virtual token counter of arXiv 2401.00588). Who was short while it
+//! wanted more comes first later, but only so many tokens' worth: the credit.
+//! Who wants nothing earns nothing: who comes back is lifted to where the others
+//! are.
+//!
+//! *Who wants.* A worker that holds requests publishes its first one; nobody who
+//! comes after it in order passes. A tenant that was refused is expected back
+//! for a moment: meanwhile lower classes stay out, and tenants of its class do
+//! that are ahead of it by more than the credit.
+
+use super::account::{Account, Held, Limits, Need};
+use super::bucket::Short;
+use super::slot;
+use crate::bytes::{put, take, take_u64};
+use crate::config::TenantClass;
+use crate::estimate::hash;
+use crate::time::{Instant, Span};
+
+const MAGIC: [u8; 4] = *b"TGpl";
+/// Tenants that are known to one pool at a time; few in tests.
+const FLOWS_MAX: usize = if cfg!(test) { 4 } else { 256 };
+/// Workers that can wait for one pool at a time.
+const HEADS_MAX: usize = 256;
+/// Virtual time of one token of a tenant of weight 1.
+const SCALE: u64 = 1000;
+/// The largest weight.
+pub const WEIGHT_MAX: u64 = SCALE;
+/// A tenant that did nothing for so long is not one of those who share.
+const ACTIVE: Span = Span::from_secs(10);
+/// A refused tenant is taken to want the pool for so long after the time at
+/// which it was told to come back.
+const PATIENCE: Span = Span::from_millis(500);
+/// How often a worker looks whether a request that it holds may go.
+pub const HOLD_TICK: Span = Span::from_millis(10);
+/// Another worker's first request counts once it has waited so long: it is not
+/// known earlier to all.
+const SETTLED: Span = Span::from_millis(20);
+/// A worker that did not look for so long does not wait any more.
+const GONE: Span = Span::from_millis(250);
+
+/// What a pool can do, and what of it is promised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// The pool's name.
+    pub name: String,
+    /// What all its replicas can do.
+    pub limits: Limits,
+    /// Tokens in flight and open requests that are kept free for guaranteed
+    /// tenants, as far as they do not have them already.
+    pub kept: (u64, u64),
+    /// Tokens that a tenant which was short comes first with, at the most.
+    pub credit: u64,
+}
+
+impl Capacity {
+    pub(super) fn key(&self) -> u64 {
+        hash(self.name.as_bytes())
+    }
+}
+
+/// Who asks a pool for room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// Hash of the tenant's name.
+    pub key: u64,
+    /// Its class.
+    pub class: TenantClass,
+    /// Its share among its class, 1 to [`WEIGHT_MAX`].
+    pub weight: u64,
+}
+
+impl Who {
+    fn time(&self, tokens: u64) -> u64 {
+        tokens.saturating_mul(SCALE) / self.weight.max(1)
+    }
+}
+
+/// What an open request holds in a pool. Give it back to
+/// [`PoolAccount::settle`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    all: Held,
+    /// Of a guaranteed tenant.
+    kept: Option<Held>,
+    who: Who,
+    tokens: u64,
+}
+
+/// What one tenant got of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Flow {
+    who: Who,
+    /// What it was charged, in virtual time: reserves of open requests, actual
+    /// amounts of ended ones, and what it was lifted by.
+    time: u64,
+    /// Of that, reserves of open requests.
+    open: u64,
+    /// Where the others were when it last asked.
+    mark: u64,
+    /// It was refused and is expected back until then.
+    wants_until: Instant,
+    /// Requests of it are held, as was last said for so long.
+    held_until: Instant,
+    touched: Instant,
+    /// Tokens that ended requests used.
+    served: u64,
+}
+
+/// The first request of one worker that waits for the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    incarnation: u64,
+    key: u64,
+    since: Instant,
+    seen: Instant,
+}
+
+/// The content of a pool's slot; a new one is empty and idle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolAccount {
+    all: Account,
+    /// Of that, what guaranteed tenants have in flight.
+    kept: Account,
+    /// In no order.
+    flows: Vec<Flow>,
+    /// In no order, one for each worker.
+    heads: Vec<Head>,
+}
+
+impl PoolAccount {
+    /// Tokens and requests in flight.
+    pub fn open(&self) -> (u64, u64) {
+        self.all.open()
+    }
+
+    /// Tokens that the rate has left; negative if guaranteed tenants took more.
+    pub fn level(&mut self, capacity: &Capacity, now: Instant) -> Option<i64> {
+        self.all.level(&capacity.limits, 0, now)
+    }
+
+    /// Tokens that a tenant's ended requests used, since it is known here.
+    pub fn served(&self, key: u64) -> u64 {
+        self.flows.iter().find(|flow| flow.who.key == key).map_or(0, |flow| flow.served)
+    }
+
+    /// Takes room for a request, if there is some and it is the tenant's turn.
+    /// That it asked is kept in mind either way.
+    pub fn admit(
+        &mut self,
+        capacity: &Capacity,
+        now: Instant,
+        incarnation: u64,
+        who: Who,
+        tokens: u64,
+    ) -> Result<Taken, Span> {
+        let at = self.arrive(capacity, now, who);
+        let guaranteed = who.class == TenantClass::Guaranteed;
+        if !guaranteed {
+            self.room(capacity, now, tokens)?;
+            if self.is_behind(capacity, now, incarnation, who) {
+                return Err(Span::default());
+            }
+        }
+        let need = Need { charge: tokens, tokens };
+        let held = self.all.take(&capacity.limits, now, incarnation, need).ok_or(HOLD_TICK)?;
+        let kept = if guaranteed {
+            self.kept.take(&Limits::default(), now, incarnation, need)
+        } else {
+            None
+        };
+        let time = who.time(tokens);
+        if let Some(flow) = self.flows.get_mut(at) {
+            flow.time = flow.time.saturating_add(time);
+            flow.open = flow.open.saturating_add(time);
+            // Who holds more of it says so again.
+            flow.held_until = now;
+        }
+        Ok(Taken { all: held, kept, who, tokens })
+    }
+
+    /// The tenant waits: its request is held, or it was told to come back after
+    /// so much time.
+    pub fn want(&mut self, now: Instant, key: u64, back: Option<Span>) {
+        if let Some(flow) = self.flows.iter_mut().find(|flow| flow.who.key == key) {
+            match back {
+                Some(after) => flow.wants_until = now + after + PATIENCE,
+                None => flow.held_until = now + GONE,
+            }
+        }
+    }
+
+    /// Ends a request that used so many tokens.
+    pub fn settle(&mut self, now: Instant, taken: &Taken, actual: u64) {
+        self.all.settle(now, &taken.all, actual);
+        if let Some(kept) = &taken.kept {
+            self.kept.settle(now, kept, actual);
+        }
+        let (reserved, used) = (taken.who.time(taken.tokens), taken.who.time(actual));
+        if let Some(flow) = self.flows.iter_mut().find(|flow| flow.who.key == taken.who.key) {
+            flow.time = flow.time.saturating_sub(reserved).saturating_add(used);
+            flow.open = flow.open.saturating_sub(reserved);
+            flow.served = flow.served.saturating_add(actual);
+            flow.touched = now;
+        }
+    }
+
+    /// Whether the capacity covers so many tokens for a tenant that is not
+    /// guaranteed. What is larger than all that is ever left passes alone.
+    fn room(&mut self, capacity: &Capacity, now: Instant, tokens: u64) -> Result<(), Span> {
+        let burst = capacity.limits.laws.iter().flatten().map(|law| law.burst).min();
+        let charge = tokens.min(burst.unwrap_or(u64::MAX));
+        let laws = Limits { laws: capacity.limits.laws, ..Limits::default() };
+        if let Err(refused) = self.all.check(&laws, now, Need { charge, tokens }) {
+            return Err(match refused.short {
+                Short::Until(wait) => wait,
+                Short::Never => ACTIVE,
+            });
+        }
+        let ((all_tokens, all_requests), (kept_tokens, kept_requests)) =
+            (self.all.open(), self.kept.open());
+        let others = all_requests.saturating_sub(kept_requests);
+        let fits = |max: Option<u64>, kept: u64, kept_open: u64, open: u64, more: u64| {
+            // What guaranteed tenants have beyond what is kept for them counts.
+            max.is_none_or(|max| {
+                let others = open.saturating_sub(kept_open);
+                others.saturating_add(more) <= max.saturating_sub(kept.max(kept_open))
+            })
+        };
+        let (kept_max, limits) = (capacity.kept, &capacity.limits);
+        let tokens_fit = fits(limits.tokens_in_flight, kept_max.0, kept_tokens, all_tokens, tokens);
+        let requests_fit = fits(limits.requests, kept_max.1, kept_requests, all_requests, 1);
+        if requests_fit && (tokens_fit || others == 0) { Ok(()) } else { Err(Span::default()) }
+    }
+
+    /// Whether somebody who wants the pool comes before this tenant.
+    fn is_behind(&self, capacity: &Capacity, now: Instant, incarnation: u64, who: Who) -> bool {
+        let mine = self.order(capacity, now, who);
+        let first = |head: &Head| {
+            let known = head.incarnation == incarnation || now.since(head.since) > SETTLED;
+            known && head.key != who.key && now.since(head.seen) <= GONE
+        };
+        let heads = self.heads.iter().filter(|head| first(head));
+        let waits = heads
+            .filter_map(|head| self.flow(head.key))
+            .any(|flow| self.order(capacity, now, flow.who) < mine);
+        let credit = who.time(capacity.credit);
+        let wants = self.flows.iter().filter(|flow| flow.who.key != who.key);
+        waits
+            || wants.filter(|flow| flow.wants_until > now).any(|flow| {
+                let (class, time) = self.order(capacity, now, flow.who);
+                class < mine.0 || class == mine.0 && time.saturating_add(credit) < mine.1
+            })
+    }
+
+    /// Where a tenant stands among those who want the pool: the least first.
+    pub fn order(&self, capacity: &Capacity, now: Instant, who: Who) -> (TenantClass, u64) {
+        (who.class, self.time(capacity, now, who).0)
+    }
+
+    /// A tenant's virtual time if it asks now, and where the others are.
+    fn time(&self, capacity: &Capacity, now: Instant, who: Who) -> (u64, u64) {
+        let known = self.flow(who.key);
+        let others =
+            || self.flows.iter().filter(|one| one.who.key != who.key && one.who.class == who.class);
+        let active = || others().filter(|one| now.since(one.touched) <= ACTIVE || one.open > 0);
+        let base = active().map(|one| one.time).min().or_else(|| others().map(|o| o.time).max());
+        let Some(base) = base else {
+            let time = known.map_or(0, |flow| flow.time);
+            return (time, time);
+        };
+        let Some(flow) = known else { return (base, base) };
+        let credit = who.time(capacity.credit);
+        let least = if flow.wants_until.max(flow.held_until) > now {
+            // The others' open requests may yet turn out smaller.
+            let ended = active().map(|one| one.time.saturating_sub(one.open)).min();
+            ended.unwrap_or(0).saturating_sub(credit)
+        } else {
+            base.saturating_sub(credit.min(flow.mark.saturating_sub(flow.time)))
+        };
+        (flow.time.max(least), base)
+    }
+
+    fn flow(&self, key: u64) -> Option<&Flow> {
+        self.flows.iter().find(|flow| flow.who.key == key)
+    }
+
+    /// A tenant asks: it is lifted to where it may stand. Returns its place.
+    fn arrive(&mut self, capacity: &Capacity, now: Instant, who: Who) -> usize {
+        let (time, mark) = self.time(capacity, now, who);
+        let at = self.flows.iter().position(|flow| flow.who.key == who.key);
+        let new = Flow {
+            who,
+            time,
+            open: 0,
+            mark,
+            wants_until: Instant::default(),
+            held_until: Instant::default(),
+            touched: now,
+            served: 0,
+        };
+        let Some(at) = at else {
+            if self.flows.len() >= FLOWS_MAX
+                && let Some(oldest) =
+                    (0..self.flows.len()).min_by_key(|at| self.flows.get(*at).map(|f| f.touched))
+            {
+                self.flows.swap_remove(oldest);
+            }
+            self.flows.push(new);
+            return self.flows.len() - 1;
+        };
+        if let Some(flow) = self.flows.get_mut(at) {
+            let Flow { open, wants_until, held_until, served, .. } = *flow;
+            *flow = Flow { open, wants_until, held_until, served, ..new };
+        }
+        at
+    }
+
+    /// Says for whom a worker holds requests that wait for the pool, the first
+    /// one first. Returns whether that is news worth writing.
+    pub fn publish(&mut self, now: Instant, incarnation: u64, waiting: &[Who]) -> bool {
+        let mut news = false;
+        for who in waiting {
+            let late = |flow: &&mut Flow| {
+                flow.who.key == who.key && flow.held_until <= now + SETTLED + SETTLED
+            };
+            if let Some(flow) = self.flows.iter_mut().find(late) {
+                flow.held_until = now + GONE;
+                news = true;
+            }
+        }
+        self.heads.retain(|head| now.since(head.seen) <= GONE);
+        let at = self.heads.iter().position(|head| head.incarnation == incarnation);
+        let Some(who) = waiting.first() else {
+            return at.map(|at| self.heads.swap_remove(at)).is_some();
+        };
+        let new = Head { incarnation, key: who.key, since: now, seen: now };
+        match at.and_then(|at| self.heads.get_mut(at)) {
+            Some(head) if head.key == who.key => {
+                let late = now.since(head.seen) > SETTLED;
+                head.seen = if late { now } else { head.seen };
+                news | late
+            }
+            Some(head) => {
+                *head = new;
+                true
+            }
+            None => {
+                let room = self.heads.len() < HEADS_MAX;
+                if room {
+                    self.heads.push(new);
+                }
+                news | room
+            }
+        }
+    }
+
+    /// Takes back what dead workers hold, as [`Account::expire`] does.
+    pub fn expire(&mut self, now: Instant, alive: impl Fn(u64) -> bool) -> u64 {
+        self.kept.expire(now, &alive);
+        let expired = self.all.expire(now, alive);
+        if self.all.open().1 == 0 {
+            for flow in &mut self.flows {
+                flow.open = 0;
+            }
+        }
+        expired
+    }
+}
+
+/// The slot's bytes.
+mod layout {
+    use super::{
+        Account, FLOWS_MAX, Flow, HEADS_MAX, Head, Instant, MAGIC, PoolAccount, TenantClass, Who,
+        put, slot, take, take_u64,
+    };
+
+    impl PoolAccount {
+        /// The bytes of the slot of the pool whose full name has this hash.
+        pub fn encode(&self, key: u64) -> Vec<u8> {
+            let mut bytes = slot::head(MAGIC, key);
+            self.all.encode(&mut bytes);
+            self.kept.encode(&mut bytes);
+            bytes.extend((self.flows.len() as u32).to_le_bytes());
+            for flow in &self.flows {
+                bytes.push(flow.who.class as u8);
+                let numbers = [
+                    flow.who.key,
+                    flow.who.weight,
+                    flow.time,
+                    flow.open,
+                    flow.mark,
+                    flow.wants_until.as_nanos(),
+                    flow.held_until.as_nanos(),
+                    flow.touched.as_nanos(),
+                    flow.served,
+                ];
+                put(&mut bytes, &numbers);
+            }
+            bytes.extend((self.heads.len() as u32).to_le_bytes());
+            for head in &self.heads {
+                let (since, seen) = (head.since.as_nanos(), head.seen.as_nanos());
+                put(&mut bytes, &[head.incarnation, head.key, since, seen]);
+            }
+            bytes
+        }
+
+        /// `None` if the bytes are not this pool's in this layout.
+        pub fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
+            let mut bytes = slot::body(MAGIC, key, bytes)?;
+            let rest = &mut bytes;
+            let (all, kept) = (Account::decode(rest)?, Account::decode(rest)?);
+            let count = |rest: &mut &[u8], max: usize| {
+                let count = u32::from_le_bytes(take(rest)?) as usize;
+                (count <= max).then_some(count)
+            };
+            let mut flows = Vec::new();
+            for _ in 0..count(rest, FLOWS_MAX)? {
+                let [class] = take(rest)?;
+                let (_, class) = *TenantClass::WORDS.get(usize::from(class))?;
+                flows.push(Flow {
+                    who: Who { key: take_u64(rest)?, class, weight: take_u64(rest)? },
+                    time: take_u64(rest)?,
+                    open: take_u64(rest)?,
+                    mark: take_u64(rest)?,
+                    wants_until: Instant::from_nanos(take_u64(rest)?),
+                    held_until: Instant::from_nanos(take_u64(rest)?),
+                    touched: Instant::from_nanos(take_u64(rest)?),
+                    served: take_u64(rest)?,
+                });
+            }
+            let mut heads = Vec::new();
+            for _ in 0..count(rest, HEADS_MAX)? {
+                heads.push(Head {
+                    incarnation: take_u64(rest)?,
+                    key: take_u64(rest)?,
+                    since: Instant::from_nanos(take_u64(rest)?),
+                    seen: Instant::from_nanos(take_u64(rest)?),
+                });
+            }
+            rest.is_empty().then_some(Self { all, kept, flows, heads })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
