@@ -12,7 +12,9 @@ use crate::estimate::{Key, Learner, hash};
 use crate::pool::{self, Budget, Fit, Output};
 use crate::request::{Api, Cap, Media, RequestFacts, Scanner};
 use crate::share::Slots;
-use crate::tenant::{Admission, Ask, Entitlement, HOLD_TICK, Hold, Ledger, Queue, Released, Used};
+use crate::tenant::{
+    Admission, Ask, Entitlement, HOLD_TICK, Hold, Ledger, Queue, Released, Settled, Used,
+};
 use crate::time::{Instant, Span};
 use crate::usage::Overflow;
 pub use answer::{Answer, Charged, Missing, Settlement};
@@ -184,6 +186,7 @@ impl Gate {
             pool: Arc::clone(&pool),
             estimated,
             unread: seen.unread(),
+            ratio_min: settings.estimator.ratio_min,
             window: settings.largest_window(),
             reservation: None,
         };
@@ -259,6 +262,29 @@ impl Gate {
         };
         let hold = hold.map(|(id, bytes)| Hold { id, bytes, limits: tenants.hold });
         ticket.enter(self.queue.admit(slots, &self.ledger, now, &ask, hold))
+    }
+
+    /// The body of a request that went up before its end has ended: its tenant
+    /// is reserved what all of it needs, if that is less. The request stays where
+    /// it is. Tells what was given back.
+    pub fn read_on(
+        &self,
+        now: Instant,
+        slots: &mut dyn Slots,
+        ticket: &mut Ticket,
+        facts: RequestFacts,
+    ) -> Option<Settled> {
+        let cut = ticket.estimated.as_ref()?;
+        let settings = Arc::clone(&cut.settings);
+        let model = settings.model(facts.model.as_deref())?;
+        let (estimated, _) = self.estimate(&settings, model, facts, Seen::Whole);
+        // It may have been made to ask for its usage.
+        let silent = cut.silent;
+        ticket.estimated = Some(Estimated { silent, ..estimated });
+        ticket.unread = Some(0);
+        let tenant = Arc::clone(ticket.reservation.as_ref()?.tenant());
+        let need = ticket.need(&tenant);
+        self.ledger.lower(slots, now, ticket.reservation.as_mut()?, need)
     }
 
     /// Held requests that are decided now. To be called after each
@@ -424,6 +450,7 @@ fn plain(settings: &Arc<Settings>, reason: Reason, unread: Option<u64>) -> (Tick
         pool: Arc::clone(&pool),
         estimated: None,
         unread,
+        ratio_min: settings.estimator.ratio_min,
         window: settings.largest_window(),
         reservation: None,
     };

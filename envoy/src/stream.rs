@@ -42,6 +42,8 @@ pub(crate) struct Stream {
     /// `None` if the plugin has no valid configuration.
     instance: Option<Instance>,
     request: Option<Reading>,
+    /// What went up before its end and is read on, since a tenant pays for it.
+    rest: Option<request::Scanner>,
     /// Of a held request [`Held`] has it as well.
     open: Rc<RefCell<Option<Open>>>,
     answer: Watched,
@@ -89,8 +91,8 @@ struct Reading {
     /// Bytes of the body that were read.
     cursor: usize,
     content_length: Option<u64>,
-    /// It may go up before its end. Not where a tenant pays for it: what was
-    /// not read would have to count by its bytes.
+    /// It may go up before its end. Where a tenant pays for it, only if its length
+    /// is known: what was not read counts by its bytes, until it is.
     may_be_early: bool,
 }
 
@@ -115,7 +117,7 @@ impl Reading {
 impl Stream {
     pub(crate) fn new(context: u32, instance: Option<Instance>) -> Self {
         let (open, answer) = (Rc::default(), Watched::default());
-        Self { context, instance, request: None, open, answer }
+        Self { context, instance, request: None, rest: None, open, answer }
     }
 
     /// Decides a request that was read, and lets it go. `size` is that of the body
@@ -197,6 +199,28 @@ impl Stream {
         let held = Held { instance, open, decision, tenant, api };
         worker.borrow_mut().held.insert(u64::from(self.context), held);
         Opened::Waits(pool)
+    }
+
+    /// Reads on in a body that has gone up, from `from` to `to` of this callback's
+    /// piece. At its end its tenant gets back what it does not need.
+    fn read_on(&mut self, from: usize, to: usize, end_of_stream: bool) {
+        let Some(mut scanner) = self.rest.take() else { return };
+        host::read_request_body(from, to, |bytes| scanner.feed(bytes));
+        if !end_of_stream {
+            self.rest = Some(scanner);
+            return;
+        }
+        let mut open = self.open.borrow_mut();
+        let (Some(open), Some(Instance { metrics, worker, .. }), Ok(facts)) =
+            (&mut *open, &self.instance, scanner.finish())
+        else {
+            return;
+        };
+        let gate = &worker.borrow().gate;
+        let lowered = gate.read_on(host::now(), &mut SharedData, &mut open.ticket, facts);
+        if let Some(settled) = lowered {
+            metrics.tenants.lowered(&settled);
+        }
     }
 
     /// Makes a stream state its usage, if its pool's setting says so.
@@ -315,7 +339,7 @@ impl HttpContext for Stream {
             return self.open(&head, &settings, api, Body::Unparsed(Some(0)), Some(0)).action();
         }
         let scanner = request::Scanner::new(api, &path);
-        let may_be_early = config.tenants.is_none();
+        let may_be_early = config.tenants.is_none() || content_length.is_some();
         let cursor = 0;
         let reading =
             Reading { head, settings, api, scanner, cursor, content_length, may_be_early };
@@ -324,7 +348,10 @@ impl HttpContext for Stream {
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
-        let Some(mut reading) = self.request.take() else { return Action::Continue };
+        let Some(mut reading) = self.request.take() else {
+            self.read_on(0, size, end_of_stream);
+            return Action::Continue;
+        };
         // While the request is held, `size` is all that came so far.
         let limit = reading.limit();
         let end = size.min(limit);
@@ -341,16 +368,25 @@ impl HttpContext for Stream {
         } else if size <= limit && reading.scanner.complete() {
             self.decide(reading, Some(size), !WHOLE, whole)
         } else {
-            self.decide(reading, None, !WHOLE, |scanner| cut(scanner, length, early))
+            let pays = self.instance.as_ref().is_some_and(|one| one.config.tenants.is_some());
+            let rest = pays.then(|| reading.scanner.clone());
+            let action = self.decide(reading, None, !WHOLE, |scanner| cut(scanner, length, early));
+            if action == Action::Continue && !end_of_stream {
+                // What the buffer holds beyond what was read goes up now as well.
+                self.rest = rest;
+                self.read_on(end, size, false);
+            }
+            action
         }
     }
 
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
-        match self.request.take() {
-            // The body is out of reach here.
-            Some(reading) => self.decide(reading, None, WHOLE, whole),
-            None => Action::Continue,
+        // The body is out of reach here.
+        if let Some(reading) = self.request.take() {
+            return self.decide(reading, None, WHOLE, whole);
         }
+        self.read_on(0, 0, true);
+        Action::Continue
     }
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {

@@ -17,6 +17,8 @@ pub struct Ticket {
     pub(super) estimated: Option<Estimated>,
     /// Bytes of a body that nobody read; `None` if not even that is known.
     pub(super) unread: Option<u64>,
+    /// A byte of them is no more of a token than one by this.
+    pub(super) ratio_min: f64,
     /// The largest window that it may get to.
     pub(super) window: u64,
     pub(super) reservation: Option<Reservation>,
@@ -64,9 +66,11 @@ pub(super) struct Estimated {
 
 impl Ticket {
     /// Prompt tokens that stand in what was not read, at the most: a byte may be
-    /// one, and no engine takes more than its window.
+    /// one, unless the estimator is told better, and no engine takes more than its
+    /// window.
     fn unread_tokens(&self) -> u64 {
-        self.unread.map_or(self.window, |bytes| bytes.min(self.window))
+        let tokens = |bytes: u64| (bytes as f64 / self.ratio_min.max(1.0)).ceil() as u64;
+        self.unread.map_or(self.window, |bytes| tokens(bytes).min(self.window))
     }
 
     /// What the request may need.

@@ -212,6 +212,26 @@ impl Account {
         settled
     }
 
+    /// Gives back a part of what an open request holds: it needs less than was
+    /// thought.
+    pub fn lower(&mut self, now: Instant, held: &mut Held, need: Need) -> Settled {
+        let charge = need.charge.min(held.need.charge);
+        let tokens = need.tokens.min(held.need.tokens);
+        if let Some(holder) = self.holders.iter_mut().find(|one| one.id == held.holder) {
+            holder.tokens = holder.tokens.saturating_sub(held.need.tokens - tokens);
+            holder.touched = now;
+        }
+        let mut settled = Settled { refunded: held.need.charge - charge, ..Settled::default() };
+        for (bucket, held) in self.buckets.iter_mut().zip(&mut held.charges) {
+            let Some(held) = held else { continue };
+            let corrected = bucket.correct(now, *held, charge);
+            settled.clamped = settled.clamped.max(corrected.clamped);
+            held.tokens = held.tokens.min(charge);
+        }
+        held.need = Need { charge, tokens };
+        settled
+    }
+
     fn release(&mut self, now: Instant, held: &Held) {
         // What was taken for dead has nothing left to give back.
         if let Some(holder) = self.holders.iter_mut().find(|one| one.id == held.holder) {
@@ -408,6 +428,11 @@ mod tests {
                     0 if !open.is_empty() => {
                         let (_, held) = open.remove(tokens as usize % open.len());
                         account.settle(at(now), &held, tokens);
+                    }
+                    1 if !open.is_empty() && millis % 2 == 0 => {
+                        let one = tokens as usize % open.len();
+                        account.lower(at(now), &mut open[one].1, need(tokens / 2));
+                        prop_assert!(open[one].1.reserved() <= tokens / 2);
                     }
                     _ => {
                         account.level(&limits, 0, at(now));

@@ -88,6 +88,19 @@ impl Accounts {
         settled
     }
 
+    /// Gives back a part of what an open request holds, as [`Account::lower`]
+    /// does.
+    pub fn lower(&mut self, now: Instant, held: &mut HeldBoth, need: Need) -> Settled {
+        let mut settled = self.all.lower(now, &mut held.all, need);
+        if let Some((key, held)) = &mut held.pool
+            && let Some((_, account)) = self.pools.iter_mut().find(|(known, _)| known == key)
+        {
+            let more = account.lower(now, held, need);
+            settled.clamped = settled.clamped.max(more.clamped);
+        }
+        settled
+    }
+
     /// Takes back what dead workers hold, as [`Account::expire`] does.
     pub fn expire(&mut self, now: Instant, alive: impl Fn(u64) -> bool) -> u64 {
         for (_, account) in &mut self.pools {

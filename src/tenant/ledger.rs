@@ -274,6 +274,40 @@ impl Ledger {
         }
     }
 
+    /// Gives back a part of what an open request reserved: it needs less than was
+    /// thought. `None`, and nothing is changed, if the memory is busy.
+    pub fn lower(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        reservation: &mut Reservation,
+        need: Need,
+    ) -> Option<Settled> {
+        let Reservation { tenant, held, pool } = reservation;
+        let mut lowered = None;
+        let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+            let mut held = held.clone();
+            let settled = accounts.lower(now, &mut held, need);
+            lowered = Some((held, settled));
+            true
+        });
+        let (less, settled) = lowered.filter(|_| updated == Updated::Done)?;
+        *held = less;
+        if let Some((capacity, taken)) = pool {
+            let mut lowered = None;
+            let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+                let mut taken = taken.clone();
+                pool.lower(now, &mut taken, need.tokens);
+                lowered = Some(taken);
+                true
+            });
+            if let Some(less) = lowered.filter(|_| updated == Updated::Done) {
+                *taken = less;
+            }
+        }
+        Some(settled)
+    }
+
     /// Ends a request. If the memory is busy it is done later, and `None` is
     /// returned: [`tick`](Self::tick) tries again. Beyond so many that wait the
     /// oldest is given up.

@@ -216,6 +216,22 @@ impl PoolAccount {
         }
     }
 
+    /// Gives back a part of the room that an open request took.
+    pub fn lower(&mut self, now: Instant, taken: &mut Taken, tokens: u64) {
+        let need = Need { charge: tokens, tokens };
+        self.all.lower(now, &mut taken.all, need);
+        if let Some(kept) = &mut taken.kept {
+            self.kept.lower(now, kept, need);
+        }
+        let lowered = taken.tokens.min(tokens);
+        let (before, after) = (taken.who.time(taken.tokens), taken.who.time(lowered));
+        taken.tokens = lowered;
+        if let Some(flow) = self.flows.iter_mut().find(|flow| flow.who.key == taken.who.key) {
+            flow.time = flow.time.saturating_sub(before - after);
+            flow.open = flow.open.saturating_sub(before - after);
+        }
+    }
+
     /// Whether the capacity covers so many tokens for a tenant that is not
     /// guaranteed. What is larger than all that is ever left passes alone.
     fn room(&mut self, capacity: &Capacity, now: Instant, tokens: u64) -> Result<(), Span> {

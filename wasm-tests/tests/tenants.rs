@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::time::Duration;
 use support::{Worker, chat, chat_body, config_with, used};
 use tidegate_wasm_tests::{
-    Callback, Host, HostCall, LocalReply, Outcome, Request, Response, Status, Verdict,
+    Callback, Chunks, Host, HostCall, LocalReply, Outcome, Request, Response, Status, Verdict,
 };
 
 /// `acme` may have 3,000 tokens at once and 100 a second; all others together 500.
@@ -244,4 +244,48 @@ fn busy_memory_decides_as_the_tenant_s_setting_says() {
     assert_eq!((refused.status(), refused.state("tidegate_refused")), (Some(429), Some("busy")));
     assert_eq!(worker.run(of("others"), &used(1, 1)).status(), Some(200), "elastic by default");
     assert_eq!(worker.count("uncharged"), 1);
+}
+
+/// A prompt that surely goes to the long pool goes up before its end; what is
+/// not read of it counts by its bytes, until it is.
+#[test]
+fn a_long_prompt_is_not_kept_waiting_and_pays_for_what_it_is() {
+    let tenants = TENANTS.replace(r#""burst": 3000"#, r#""burst": 200000"#);
+    let worker = Worker::new(&config_with(&tenants));
+    let body = chat_body(300_000);
+    let size = body.len() as u64;
+    let stream = worker.vm.open(worker.root).unwrap();
+    let headers = [
+        (":method", "POST"),
+        (":path", "/v1/chat/completions"),
+        (":authority", "x"),
+        ("content-type", "application/json"),
+        ("content-length", &*size.to_string()),
+        ("x-team", "acme"),
+    ];
+    stream.request_headers(headers, false).unwrap();
+    let (start, rest) = body.as_bytes().split_at(150_000);
+    stream.request_body(start, false).unwrap();
+    assert_eq!(stream.verdict().unwrap(), Verdict::Forwarded);
+    assert_eq!(stream.filter_state("tidegate_reason").unwrap().unwrap(), b"early");
+    // The window is the most that it can be.
+    assert_eq!(gauges(&worker).0, 131_072);
+    let (middle, end) = rest.split_at(100_000);
+    stream.request_body(middle, false).unwrap();
+    assert_eq!(gauges(&worker).0, 131_072);
+    stream.request_body(end, true).unwrap();
+    // The estimate, and a cap of 100.
+    let (tokens, requests, left) = gauges(&worker);
+    assert!((40_000..100_000).contains(&tokens) && requests == 1, "{tokens}");
+    assert_eq!(left, 200_000 - tokens);
+    assert_eq!(stream.upstream_body().unwrap().len() as u64, size);
+    stream.finish().unwrap();
+    assert_eq!(gauges(&worker), (0, 0, 200_000));
+
+    // Without a length it is read as far as Envoy's buffer surely holds it.
+    let request = Request::json("/v1/chat/completions", body.into_bytes());
+    let request = request.without("content-length").header("x-team", "acme");
+    let outcome = worker.run(request.chunks(Chunks::Every(16_384)), &used(70_000, 10));
+    assert_eq!(outcome.state("tidegate_reason"), Some("inspect_limit"));
+    assert_eq!(gauges(&worker), (0, 0, 200_000 - 70_010));
 }

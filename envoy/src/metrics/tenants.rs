@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use tidegate::config::{Config, Tenants};
 use tidegate::gate::Charged;
-use tidegate::tenant::{Admission, Cause, Status, Ticked};
+use tidegate::tenant::{Admission, Cause, Settled, Status, Ticked};
 use tidegate::time::Span;
 
 /// Tenants whose names stand in metrics.
@@ -149,10 +149,15 @@ impl TenantMetrics {
         let each = self.of(&charged.tenant.name);
         raise_by(each.and_then(|each| each.settled), charged.actual);
         let settled = charged.settled.unwrap_or_default();
-        raise_by(self.refunded, settled.refunded);
+        self.lowered(&settled);
         raise_by(self.exceeded, settled.exceeded);
-        raise_by(self.clamped, settled.clamped);
         raise_by(self.forgiven, settled.forgiven);
+    }
+
+    /// What was reserved was more than is needed.
+    pub(crate) fn lowered(&self, settled: &Settled) {
+        raise_by(self.refunded, settled.refunded);
+        raise_by(self.clamped, settled.clamped);
     }
 
     /// What a tick did, and how often workers were in each other's way since the

@@ -124,8 +124,14 @@ proptest! {
         for (kind, tokens, class, millis) in steps {
             now += millis;
             if kind == 0 && !open.is_empty() {
-                let taken = open.remove(tokens as usize % open.len());
-                pool.settle(at(now), &taken, tokens);
+                let mut taken = open.remove(tokens as usize % open.len());
+                pool.lower(at(now), &mut taken, tokens / 2);
+                prop_assert!(taken.tokens <= tokens / 2);
+                if millis % 2 == 0 {
+                    pool.settle(at(now), &taken, tokens);
+                } else {
+                    open.push(taken);
+                }
             } else {
                 let class = [GUARANTEED, ELASTIC, SPOT][class as usize];
                 if let Ok(taken) = pool.admit(&capacity, at(now), 1, who(class as u64, class), tokens)
