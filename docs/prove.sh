@@ -50,6 +50,9 @@ keep='promised|test result'
 prove "A tenant's rate over 60 s, two and four workers, and every end of a request" \
   "TIDEGATE_PROVE=1 cargo test -p tidegate-wasm-tests --test tenants_envoy -- --nocapture" \
   lines cargo test -q -p tidegate-wasm-tests --test tenants_envoy -- --nocapture
+prove "Two tenants, two to one, in a full pool over 60 s, two and four workers" \
+  "TIDEGATE_PROVE=1 cargo test -p tidegate-wasm-tests --test held_envoy -- --nocapture" \
+  lines cargo test -q -p tidegate-wasm-tests --test held_envoy -- --nocapture
 
 if cargo +nightly fuzz --version >/dev/null 2>&1; then
   # Four million for each scanner, two million for the configuration.
