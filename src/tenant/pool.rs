@@ -111,7 +111,8 @@ struct Flow {
     mark: u64,
     /// It was refused and is expected back until then.
     wants_until: Instant,
-    /// Requests of it are held, as was last said for so long.
+    /// Requests of it are held, as was last said. One worker's last request may
+    /// have gone while others hold more, so it is not taken back.
     held_until: Instant,
     touched: Instant,
     /// Tokens that ended requests used.
@@ -184,8 +185,6 @@ impl PoolAccount {
         if let Some(flow) = self.flows.get_mut(at) {
             flow.time = flow.time.saturating_add(time);
             flow.open = flow.open.saturating_add(time);
-            // Who holds more of it says so again.
-            flow.held_until = now;
         }
         Ok(Taken { all: held, kept, who, tokens })
     }

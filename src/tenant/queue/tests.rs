@@ -31,6 +31,8 @@ struct Client {
     tenant: Arc<Entitlement>,
     /// Requests that it always has waiting or open.
     outstanding: usize,
+    /// They come over as many connections, each of which keeps to its worker.
+    pinned: bool,
     /// Tokens of a request; of each second one so many more.
     tokens: (u64, u64),
     /// What a request reserves, in multiples of what it uses.
@@ -44,6 +46,7 @@ fn client(name: &str, class: TenantClass, weight: u64) -> Client {
     Client {
         tenant: Arc::new(Entitlement { ttft_target: Span::from_secs(1000), ..tenant }),
         outstanding: 40,
+        pinned: false,
         tokens: (93, 314),
         over: 1,
         from_to: (0, u64::MAX),
@@ -77,6 +80,8 @@ struct World {
     /// ever made.
     waiting: Vec<Vec<(u64, u64)>>,
     back: Vec<Vec<u64>>,
+    /// The workers of those that wait or run.
+    places: Vec<Vec<usize>>,
     made: Vec<u64>,
     /// Tokens of ended requests.
     served: Vec<u64>,
@@ -112,6 +117,7 @@ impl World {
             running: Vec::new(),
             waiting: vec![Vec::new(); count],
             back: vec![Vec::new(); count],
+            places: vec![Vec::new(); count],
             made: vec![0; count],
             served: vec![0; count],
             longest: vec![0; count],
@@ -136,8 +142,14 @@ impl World {
         // Each worker gets short and long ones in turn.
         let round = self.made[client] / self.workers.len() as u64;
         let tokens = tokens + more * (round % 2);
-        let worker = self.made[client] as usize % self.workers.len();
+        let worker = if self.clients[client].pinned {
+            let at = |worker: &usize| self.places[client].iter().filter(|at| *at == worker).count();
+            (0..self.workers.len()).min_by_key(at).unwrap()
+        } else {
+            self.made[client] as usize % self.workers.len()
+        };
         self.made[client] += 1;
+        self.places[client].push(worker);
         let ask = self.ask(client, tokens);
         let limits = HoldLimits { requests: 10_000, bytes: 1 << 20 };
         let (ledger, queue) = &mut self.workers[worker];
@@ -147,10 +159,16 @@ impl World {
             Admission::Refused(refusal) => {
                 let seconds = refusal.retry_after.expect("it can pass later");
                 self.back[client].push(self.now + seconds * 1000);
+                self.leaves(client, worker);
             }
             Admission::Admitted(reservation, _) => self.start(client, worker, tokens, reservation),
             Admission::Uncharged => unreachable!(),
         }
+    }
+
+    fn leaves(&mut self, client: usize, worker: usize) {
+        let at = self.places[client].iter().position(|at| *at == worker).unwrap();
+        self.places[client].swap_remove(at);
     }
 
     fn start(&mut self, client: usize, worker: usize, tokens: u64, reservation: Reservation) {
@@ -166,8 +184,11 @@ impl World {
             let (_, tokens) = self.waiting[client].remove(at);
             let waited = released.waited.as_nanos() / 1_000_000;
             self.longest[client] = self.longest[client].max(waited);
-            if let Admission::Admitted(reservation, _) = released.admission {
-                self.start(client, worker, tokens, reservation);
+            match released.admission {
+                Admission::Admitted(reservation, _) => {
+                    self.start(client, worker, tokens, reservation);
+                }
+                _ => self.leaves(client, worker),
             }
         }
     }
@@ -176,6 +197,7 @@ impl World {
         while let Some(at_) = self.running.iter().position(|one| one.ends <= self.now) {
             let Running { client, worker, tokens, reservation, .. } = self.running.remove(at_);
             self.served[client] += tokens;
+            self.leaves(client, worker);
             let used = Used { charge: tokens, tokens };
             let (memory, now) = (&mut self.memory, at(self.now));
             self.workers[worker].0.settle(memory, now, reservation, used).unwrap();
@@ -255,6 +277,19 @@ fn elastic_tenants_that_want_more_get_shares_by_weight() {
         assert!(all >= 60 * ALL_OF * 97 / 100, "{all}");
         world.drain();
     }
+}
+
+/// Few requests on each of many workers: whose last one has gone waits on others.
+#[test]
+fn shares_hold_over_many_workers() {
+    let mut clients = two_to_one();
+    for client in &mut clients {
+        (client.outstanding, client.pinned, client.tokens) = (16, true, (200, 0));
+    }
+    let mut world = World::new(8, clients, |capacity| capacity.limits.requests = Some(4));
+    world.run(5000);
+    let share = share(&world.run(40_000));
+    assert!((660..=673).contains(&share), "{share} of 1000");
 }
 
 #[test]
