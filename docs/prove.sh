@@ -72,9 +72,10 @@ else
     "(\`cargo install cargo-fuzz\`, \`rustup toolchain install nightly\`)."
 fi
 
-keep='fuel$'
-prove "Fuel of one request" "cargo test -p tidegate-wasm-tests --test abi fuel -- --nocapture" \
-  lines cargo test -q -p tidegate-wasm-tests --test abi fuel -- --nocapture
+keep='(fuel|host calls)$'
+prove "Fuel and host calls of one request" \
+  "cargo test -p tidegate-wasm-tests --test abi known -- --nocapture" \
+  lines cargo test -q -p tidegate-wasm-tests --test abi known -- --nocapture --test-threads 1
 
 keep='pages|test result'
 prove "Memory over 100,000 requests of 100,000 models" \

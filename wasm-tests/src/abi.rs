@@ -73,8 +73,8 @@ pub(crate) enum Direction {
     Response,
 }
 
-/// One entry into the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One entry into the guest, in the order of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Callback {
     /// `_initialize`, once for each VM.
     Initialize,

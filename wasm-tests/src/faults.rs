@@ -1,6 +1,7 @@
 //! Host calls that fail on purpose, and how often each was made.
 
-use crate::{HostCall, Status};
+use crate::{Callback, HostCall, Status};
+use std::collections::BTreeMap;
 
 /// What happens instead of the host call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,16 +21,10 @@ struct Fault {
 }
 
 /// The pending faults and the call counts.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Faults {
     pending: Vec<Fault>,
-    calls: [u64; HostCall::ALL.len()],
-}
-
-impl Default for Faults {
-    fn default() -> Self {
-        Self { pending: Vec::new(), calls: [0; HostCall::ALL.len()] }
-    }
+    calls: BTreeMap<(Callback, &'static str), u64>,
 }
 
 impl Faults {
@@ -47,13 +42,17 @@ impl Faults {
         ours.fold(0, |sum, fault| sum.saturating_add(fault.times))
     }
 
-    pub(crate) fn calls(&self, call: HostCall) -> u64 {
-        self.calls[call as usize]
+    pub(crate) fn calls(&self) -> &BTreeMap<(Callback, &'static str), u64> {
+        &self.calls
     }
 
-    /// Counts a call. Faults of one function take effect one after the other.
+    /// Counts a call that the guest made in this callback.
+    pub(crate) fn count(&mut self, callback: Callback, name: &'static str) {
+        *self.calls.entry((callback, name)).or_default() += 1;
+    }
+
+    /// What happens to a call. Faults of one function take effect one after the other.
     pub(crate) fn enter(&mut self, call: HostCall) -> Option<Instead> {
-        self.calls[call as usize] += 1;
         let at = self.pending.iter().position(|fault| fault.call == call)?;
         let fault = &mut self.pending[at];
         if fault.skip > 0 {

@@ -3,8 +3,9 @@
 use crate::faults::{Faults, Instead};
 use crate::metrics::Metrics;
 use crate::shared::{Queues, SharedData};
-use crate::{HostCall, Level, Metric, MetricKind, Module, Result, Status, Vm, VmOptions};
+use crate::{Callback, HostCall, Level, Metric, MetricKind, Module, Result, Status, Vm, VmOptions};
 use std::cell::{RefCell, RefMut};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -229,7 +230,17 @@ impl Host {
 
     /// How often the guests made this call, failed calls included.
     pub fn calls(&self, call: HostCall) -> u64 {
-        self.process().faults.calls(call)
+        self.calls_by_callback()
+            .iter()
+            .filter(|((_, name), _)| *name == call.name())
+            .map(|(_, n)| n)
+            .sum()
+    }
+
+    /// How often the guests made each call of the host or of WASI, by the callback in which they
+    /// did, failed calls included.
+    pub fn calls_by_callback(&self) -> BTreeMap<(Callback, &'static str), u64> {
+        self.process().faults.calls().clone()
     }
 
     /// Whether the foreign function `clear_route_cache` exists. It does by default.

@@ -1,11 +1,13 @@
 //! What the shipped module is made of: its imports and exports, its size, and
-//! the fuel that a request costs.
+//! what a request costs: fuel, and calls of the host.
 
 mod support;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use support::{CONFIG, Worker, chat, golden, used};
-use tidegate_wasm_tests::{Chunks, Module, Response};
+use std::time::Duration;
+use support::{CONFIG, Worker, chat, config_with, golden, used};
+use tidegate_wasm_tests::{Callback, Chunks, Module, Outcome, Response, Verdict};
 
 /// Bytes of the module, names included. The decoders for gzip and deflate take
 /// some 55 KB of it, the one for Brotli 190 KB, two thirds of that its dictionary.
@@ -36,6 +38,14 @@ fn the_module_stays_small_and_names_no_machine() {
     }
 }
 
+/// `busy` has every kind of limit, and many open requests.
+const TENANTS: &str = r#""tenants": {"from": [{"header": "x-team"}], "default": "others",
+    "entitlements": [
+        {"name": "others", "tokens_per_second": 50, "burst": 700},
+        {"name": "quiet", "tokens_per_second": 1000, "burst": 100000},
+        {"name": "busy", "tokens_per_second": 100000, "requests": 1000, "tokens_in_flight": 10000000,
+         "quotas": {"minute": 10000000, "hour": 100000000, "day": 1000000000}}]}"#;
+
 /// Fuel of one request on a warm VM, body in pieces of 16 KiB as Envoy reads it.
 ///
 /// A unit is one operator of each block that is entered, run or jumped over, so
@@ -44,6 +54,28 @@ fn fuel(bytes: usize, answer: &Response) -> u64 {
     let worker = Worker::new(CONFIG);
     worker.chat(bytes, 100);
     worker.run(chat(bytes).chunks(Chunks::Every(16 << 10)), answer).fuel
+}
+
+/// Fuel that a tenant adds to a request while so many others of its are open.
+fn limited(team: &str, open: usize) -> u64 {
+    let cost = |config: &str| {
+        let worker = Worker::new(config);
+        let send = |bytes: usize| {
+            worker.host.advance(Duration::from_millis(10));
+            let sent = chat(bytes).header("x-team", team).send(&worker.vm, worker.root).unwrap();
+            assert_eq!(sent.stream().verdict().unwrap(), Verdict::Forwarded);
+            sent
+        };
+        // Every second one stays open: the buckets remember the starts of many windows.
+        let mut held = Vec::new();
+        for number in 0..open {
+            held.push(send(2000 - 10 * number));
+            send(1500).answer(&used(300, 10)).unwrap();
+        }
+        send(2 << 10).answer(&used(500, 10)).unwrap();
+        send(2 << 10).answer(&used(500, 10)).unwrap().fuel
+    };
+    cost(&config_with(TENANTS)) - cost(CONFIG)
 }
 
 #[test]
@@ -56,6 +88,8 @@ fn a_request_costs_the_known_fuel() {
         ("chat of 2 KB", fuel(2 << 10, &used(500, 10))),
         ("chat of 100 KB", fuel(100 << 10, &used(25_000, 10))),
         ("chat of 2 KB, 100 events", fuel(2 << 10, &Response::events(stream.into_bytes()))),
+        ("admission and settlement", limited("quiet", 0)),
+        ("the same with every limit and 100 requests open", limited("busy", 100)),
     ];
     let mut text = String::new();
     for (name, fuel) in measured {
@@ -72,4 +106,44 @@ fn a_request_costs_the_known_fuel() {
     if !measured.iter().all(close) {
         golden("fuel.txt", &text);
     }
+}
+
+/// Each host call must earn its place: a new one shows here, with the callback
+/// that makes it.
+#[test]
+fn a_limited_request_makes_the_known_host_calls() {
+    type Calls = BTreeMap<(Callback, &'static str), u64>;
+    let calls = |config: &str, team: &str, status: u32| -> Calls {
+        let worker = Worker::new(config);
+        let run =
+            || -> Outcome { worker.run(chat(2 << 10).header("x-team", team), &used(500, 10)) };
+        run();
+        let before = worker.host.calls_by_callback();
+        assert_eq!(run().status(), Some(status));
+        let made = |(at, count): (_, u64)| (at, count - before.get(&at).unwrap_or(&0));
+        let calls = worker.host.calls_by_callback().into_iter().map(made);
+        calls.filter(|(_, count)| *count > 0).collect()
+    };
+    let limits = config_with(TENANTS);
+    let columns = [
+        ("admitted", calls(&limits, "quiet", 200)),
+        ("refused", calls(&limits, "others", 429)),
+        ("without tenants", calls(CONFIG, "quiet", 200)),
+    ];
+    let rows: BTreeSet<_> = columns.iter().flat_map(|(_, calls)| calls.keys().copied()).collect();
+    let mut text = String::new();
+    let mut line = |first: String, cells: [String; 3]| {
+        writeln!(text, "{first:<50}{}", cells.map(|cell| format!("{cell:>17}")).concat()).unwrap();
+    };
+    line("callback and call".into(), columns.each_ref().map(|(title, _)| (*title).into()));
+    for row in rows {
+        let count = |(_, calls): &(_, Calls)| calls.get(&row).map_or("-".into(), u64::to_string);
+        line(format!("{} {}", row.0, row.1), columns.each_ref().map(count));
+    }
+    let sum = |(_, calls): &(_, Calls)| calls.values().sum::<u64>().to_string();
+    line("all".into(), columns.each_ref().map(sum));
+    for column in &columns {
+        println!("a request, {}: {} host calls", column.0, sum(column));
+    }
+    golden("host_calls.txt", &text);
 }

@@ -76,7 +76,9 @@ fn enter(caller: &mut Caller<'_, Guest>, call: HostCall) -> Result<Option<Status
         let name = call.name();
         return Err(wasmi::Error::new(format!("{name} is not allowed during _initialize")));
     }
-    match guest.process().faults.enter(call) {
+    let mut process = guest.process();
+    process.faults.count(guest.callback, call.name());
+    match process.faults.enter(call) {
         None => Ok(None),
         Some(Instead::Return(status)) => Ok(Some(status)),
         Some(Instead::Trap) => {

@@ -25,6 +25,7 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> Result<(), wasmi::errors::Link
         MODULE,
         environ_get,
         |mut caller: Caller<'_, Guest>, list: u32, text: u32| {
+            note(&caller, environ_get);
             errno(environment(&mut caller, list, text))
         },
     )?;
@@ -32,6 +33,7 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> Result<(), wasmi::errors::Link
         MODULE,
         environ_sizes_get,
         |mut caller: Caller<'_, Guest>, count_out: u32, size_out: u32| {
+            note(&caller, environ_sizes_get);
             errno(environment_sizes(&mut caller, count_out, size_out))
         },
     )?;
@@ -39,6 +41,7 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> Result<(), wasmi::errors::Link
         MODULE,
         fd_write,
         |mut caller: Caller<'_, Guest>, file: u32, list: u32, count: u32, written_out: u32| {
+            note(&caller, fd_write);
             errno(write(&mut caller, file, list, count, written_out))
         },
     )?;
@@ -49,10 +52,12 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> Result<(), wasmi::errors::Link
         MODULE,
         clock_time_get,
         |mut caller: Caller<'_, Guest>, clock: u32, _precision: u64, out: u32| {
+            note(&caller, clock_time_get);
             errno(clock_time(&mut caller, clock, out))
         },
     )?;
     linker.func_wrap(MODULE, random_get, |mut caller: Caller<'_, Guest>, out: u32, len: u32| {
+        note(&caller, random_get);
         errno(random(&mut caller, out, len))
     })?;
     Ok(())
@@ -60,6 +65,12 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> Result<(), wasmi::errors::Link
 
 fn errno(result: Errno) -> u32 {
     result.err().unwrap_or(SUCCESS)
+}
+
+/// Counts the call, like those of `env`.
+fn note(caller: &Caller<'_, Guest>, name: &'static str) {
+    let guest = caller.data();
+    guest.process().faults.count(guest.callback, name);
 }
 
 fn split<'a>(caller: &'a mut Caller<'_, Guest>) -> Result<(&'a mut [u8], &'a mut Guest), u32> {
