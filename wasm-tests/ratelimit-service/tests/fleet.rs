@@ -231,6 +231,47 @@ fn without_the_service_each_envoy_does_as_it_is_told() {
     assert_eq!((status(&open, B, "json"), status(&closed, B, "json")), (200, 200));
 }
 
+/// A limit of the filter's own needs no service. The tenant may have 170 tokens
+/// at once, which is one request; that of another tenant has ended before.
+#[test]
+fn without_the_service_limits_in_the_filter_hold() {
+    let Some(mut fleet) = Fleet::start(1_000_000) else { return };
+    let own = json!({"version": 1,
+        "models": [{"match": "*", "pools": [
+            {"name": "pool", "cluster": "pool", "max_model_len": 131_072}]}],
+        "tenants": {"from": [{"header": "x-tenant-id"}], "default": "others", "entitlements": [
+            {"name": "others", "tokens_per_second": 1},
+            {"name": A, "tokens_per_second": 1, "burst": 170, "reserve_output": "cap"},
+            {"name": B, "tokens_per_second": 1, "burst": 170, "reserve_output": "cap"}]}});
+    let start = |fail_closed| {
+        let builder = fleet.builder(fail_closed).configuration(&own.to_string());
+        builder.start().unwrap()
+    };
+    let (open, closed) = (start(false), start(true));
+    let count = |envoy: &Envoy, name: &str| envoy.counter(&format!("wasmcustom.tidegate.{name}"));
+    // Used up while the service is there; what fails closed lets nothing pass later.
+    assert_eq!(status(&closed, A, "json"), 200);
+    fleet.added(A, 2);
+    fleet.service.stop();
+    assert_eq!(status(&open, A, "json"), 200);
+    for envoy in [&open, &closed] {
+        let refused = ask(A, "json").send(envoy.port()).unwrap();
+        assert_eq!(refused.status, 429);
+        // So says the filter, not the service.
+        assert!(refused.header("retry-after").is_some(), "{refused:?}");
+        assert_eq!(count(envoy, "refused.tokens"), Ok(1));
+        let settled = || (count(envoy, &format!("tenant_settled.{A}")) == Ok(72)).then_some(());
+        eventually("one request to settle", settled).unwrap();
+    }
+    assert_eq!(status(&open, B, "json"), 200);
+    // What the missing service refuses is given back: there is room for one at a time.
+    for _ in 0..3 {
+        assert_eq!(status(&closed, B, "json"), 500);
+    }
+    assert_eq!(count(&closed, &format!("tenant_admitted.{B}")), Ok(3));
+    assert_eq!(count(&closed, "refused.tokens"), Ok(1));
+}
+
 #[test]
 fn a_client_cannot_name_its_tenant() {
     let Some(fleet) = Fleet::start(1) else { return };
