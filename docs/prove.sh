@@ -46,6 +46,13 @@ else
   say "" "Native instructions were left out: counting them needs valgrind."
 fi
 
+# The properties among these tests get so many cases each, whatever the code says: the law, what may
+# exceed it, what is reserved, a true Retry-After, reserves that cover, bytes that are not an account.
+keep='^test tenant::.* ok$|test result'
+prove "A million random cases for each property of tenants" \
+  "PROPTEST_CASES=1000000 cargo test --release -p tidegate --lib tenant::" \
+  lines env PROPTEST_CASES=1000000 cargo test --release -p tidegate --lib tenant::
+
 keep='promised|test result'
 prove "A tenant's rate over 60 s, two and four workers, and every end of a request" \
   "TIDEGATE_PROVE=1 cargo test -p tidegate-wasm-tests --test tenants_envoy -- --nocapture" \
