@@ -53,6 +53,11 @@ prove "A million random cases for each property of tenants" \
   "PROPTEST_CASES=1000000 cargo test --release -p tidegate --lib tenant::" \
   lines env PROPTEST_CASES=1000000 cargo test --release -p tidegate --lib tenant::
 
+keep='tokens an answer|delivers|test result'
+prove "What a tenant gets of its rate when every cap is eight times the output" \
+  "TIDEGATE_PROVE=1 cargo test --release -p tidegate-sim-cli --test reserve -- --nocapture" \
+  lines cargo test -q --release -p tidegate-sim-cli --test reserve -- --nocapture
+
 keep='promised|test result'
 prove "A tenant's rate over 60 s, two and four workers, and every end of a request" \
   "TIDEGATE_PROVE=1 cargo test -p tidegate-wasm-tests --test tenants_envoy -- --nocapture" \
