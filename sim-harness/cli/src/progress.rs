@@ -7,10 +7,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// A bar of `total` answers on standard error where that is a terminal; a
 /// silent one elsewhere.
 pub fn bar(total: u64) -> ProgressBar {
+    styled(total, "{bar:40} {pos}/{len} answers, {elapsed} of about {duration}")
+}
+
+/// The same of so many seconds.
+pub fn seconds(total: u64) -> ProgressBar {
+    styled(total, "{bar:40} {pos} of {len} seconds")
+}
+
+fn styled(total: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let template = "{bar:40} {pos}/{len} answers, {elapsed} of about {duration}";
     let style = ProgressStyle::with_template(template);
     let bar = ProgressBar::new(total);
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))

@@ -22,7 +22,7 @@ use crate::demo::DemoError;
 use crate::engine::RunError;
 use crate::files::FileError;
 use crate::interrupt;
-use crate::replay::{ReplayError, WindowsError};
+use crate::replay::{PromisesError, ReplayError, ScenarioError, WindowsError};
 use crate::serve::{PoolsError, ServeError};
 use crate::validate::ValidateError;
 
@@ -38,7 +38,8 @@ pub struct Cli {
 enum Command {
     /// Start OpenAI-compatible backends that answer as vLLM does.
     Serve(serve::Args),
-    /// Send a published workload to a gateway and report what became of it.
+    /// Send a published workload, or that of many tenants, to a gateway and report
+    /// what became of it.
     Replay(replay::Args),
     /// Score the estimators on bodies whose token counts are known.
     Calibrate(calibrate::Args),
@@ -67,6 +68,10 @@ pub enum CommandError {
     Serve(ServeError),
     /// The gateway's configuration.
     Windows(WindowsError),
+    /// The tenants document.
+    Tenants(ScenarioError),
+    /// What the gateway's configuration promises them.
+    Promises(PromisesError),
     /// The replay.
     Replay(ReplayError),
     /// The bodies to score.
@@ -118,6 +123,8 @@ impl fmt::Display for CommandError {
             Self::Pools(error) => write!(f, "--pools: {error}"),
             Self::Serve(error) => error.fmt(f),
             Self::Windows(error) => write!(f, "--config: {error}"),
+            Self::Tenants(error) => write!(f, "--tenants: {error}"),
+            Self::Promises(error) => write!(f, "--config: {error}"),
             Self::Replay(error) => error.fmt(f),
             Self::Calibrate(error @ CalibrateError::Tokenizer { .. }) => {
                 write!(f, "--tokenizer: {error}")
@@ -221,16 +228,21 @@ mod tests {
         let share = error(&format!("{gateway} --synthetic azure --stream-share 2"));
         assert!(share.contains("0 to 1"), "{share}");
         assert!(error("serve").contains("--pools"));
+        let rate = error(&format!("{gateway} --tenants f --rate 2"));
+        assert!(rate.contains("cannot be used with"), "{rate}");
         let timeout = error(&format!("{gateway} --synthetic azure --timeout 0"));
         assert!(timeout.contains("1..=86400"), "{timeout}");
     }
 
     #[test]
-    fn help_shows_a_whole_pools_document() {
+    fn help_shows_whole_documents() {
         let help = Cli::try_parse_from(["tidegate-sim", "serve", "--help"]).unwrap_err();
         let help = help.to_string();
         assert!(help.contains(crate::serve::POOLS_EXAMPLE), "{help}");
         assert!(help.contains("microseconds"), "{help}");
+        let help = Cli::try_parse_from(["tidegate-sim", "replay", "--help"]).unwrap_err();
+        let help = help.to_string();
+        assert!(help.contains(crate::replay::TENANTS_EXAMPLE), "{help}");
     }
 
     #[test]

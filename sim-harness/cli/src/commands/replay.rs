@@ -1,7 +1,7 @@
 //! `tidegate-sim replay`.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tidegate_sim::workload::CapPolicy;
@@ -10,12 +10,14 @@ use super::CommandError;
 use crate::files;
 use crate::interrupt::Interrupt;
 use crate::progress;
-use crate::replay::{self, Options, Report, Source, Style, Synthetic, Windows, Workload};
+use crate::replay::{self, Options, Promises, Report, Run, Scenario, Source, Style, Synthetic};
+use crate::replay::{TENANTS_EXAMPLE, TenantReport, Windows, Workload};
 use crate::tokenizer::Tokenizer;
 
 /// Flags of `replay`.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("source").required(true).args(["trace", "synthetic"]))]
+#[command(group = clap::ArgGroup::new("source").required(true)
+          .args(["trace", "synthetic", "tenants"]), after_long_help = tenants_help())]
 pub(super) struct Args {
     /// The gateway, such as http://127.0.0.1:10000.
     #[arg(long, value_name = "URL")]
@@ -27,6 +29,10 @@ pub(super) struct Args {
     /// A published distribution: azure, lmsys or agent.
     #[arg(long, value_name = "NAME")]
     synthetic: Option<Synthetic>,
+    /// Many tenants, each with its own clients: see below.
+    #[arg(long, value_name = "FILE",
+          conflicts_with_all = ["requests", "rate", "caps", "speedup"])]
+    tenants: Option<PathBuf>,
     /// Requests to send [default: the whole trace; 300 of a distribution].
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
@@ -55,8 +61,8 @@ pub(super) struct Args {
     /// The tokenizer that the pools count by: cl100k_base or o200k_base.
     #[arg(long, value_name = "NAME", default_value = "cl100k_base", value_parser = tokenizer)]
     tokenizer: String,
-    /// The gateway's configuration, to judge misroutes by: the Tidegate JSON, or
-    /// an envoy.yaml that holds it.
+    /// The gateway's configuration, to judge misroutes by, and what tenants are
+    /// promised: the Tidegate JSON, or an envoy.yaml that holds it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Seconds that one request may take, 1 to 86400.
@@ -66,6 +72,23 @@ pub(super) struct Args {
     /// Print one JSON document instead of tables.
     #[arg(long)]
     json: bool,
+}
+
+/// What `--tenants` reads, below its example.
+const TENANTS_WORDS: &str = "\
+An entry is a closed loop of `clients`, which pause for `pause_s` after an
+answer, or a Poisson process of `rate` requests a second; from `from_s` to
+`to_s`, all the time or for `on_s` of each `on_s` + `off_s` seconds.
+`headers` tell the gateway who it is; `tenant` is its name in --config, where
+that differs. Lengths are `input_tokens` and `output_tokens`, or `lengths`:
+azure, lmsys or agent. `cap` is a number, none, actual (the default) or ladder;
+`cap_times` is so many times the output. A refused request is lost, or with
+`obey_retry_after` comes again as its answer's Retry-After says.
+What is sent within `warmup_s` is not counted. Requests that are open after
+`seconds` are answered to their end.";
+
+fn tenants_help() -> String {
+    format!("The document of --tenants:\n\n{TENANTS_EXAMPLE}\n\n{TENANTS_WORDS}")
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -79,19 +102,67 @@ fn tokenizer(text: &str) -> Result<String, String> {
 
 impl Args {
     pub(super) async fn run(self) -> Result<(), CommandError> {
+        let config = match &self.config {
+            None => None,
+            Some(path) => Some(files::read(path).map_err(|e| CommandError::File("--config", e))?),
+        };
+        let windows = match &config {
+            None => None,
+            Some(bytes) => {
+                let windows = Windows::from_config(bytes, &self.model);
+                Some(windows.map_err(CommandError::Windows)?)
+            }
+        };
+        let mut style = Style::new(&self.model, self.seed);
+        style.stream_share = self.stream_share;
+        style.usage_share = self.usage_share;
+        let mut options = Options::new(&self.gateway, style);
+        options.tokenizer.clone_from(&self.tokenizer);
+        options.timeout = Duration::from_secs(self.timeout);
+        let Ended { run, tenants, interrupted } = match &self.tenants {
+            Some(path) => tenants(path, config.as_deref(), &options).await?,
+            None => self.workload(&options).await?,
+        };
+        let report = Report::new(&run, windows.as_ref());
+        if let Some(warning) = length_warning(report.prompt_lengths, &options.tokenizer) {
+            eprintln!("{warning}");
+        }
+        let mut text = Vec::new();
+        let printed = if self.json {
+            let mut document = report.json();
+            if let (Some(tenants), Some(all)) = (&tenants, document.as_object_mut()) {
+                all.extend(tenants.json().as_object().cloned().unwrap_or_default());
+            }
+            writeln!(text, "{document}")
+        } else {
+            let tenants = tenants.map_or(Ok(()), |tenants| {
+                tenants.print(&mut text).and_then(|()| writeln!(text, "\nAll of it"))
+            });
+            tenants.and_then(|()| report.print(&mut text))
+        };
+        let mut out = std::io::stdout();
+        printed
+            .and_then(|()| out.write_all(&text))
+            .and_then(|()| out.flush())
+            .map_err(CommandError::Output)?;
+        if interrupted {
+            return Err(CommandError::Interrupted);
+        }
+        if report.answered == 0 {
+            let first = run.outcomes.iter().find_map(|outcome| outcome.result.as_ref().err());
+            let first = first.map_or_else(String::new, ToString::to_string);
+            return Err(CommandError::NothingAnswered(first));
+        }
+        Ok(())
+    }
+
+    /// A trace or a distribution.
+    async fn workload(&self, options: &Options) -> Result<Ended, CommandError> {
         let source = match (&self.trace, self.synthetic) {
             (Some(path), _) => {
                 Source::Trace(files::read(path).map_err(|e| CommandError::File("--trace", e))?)
             }
             (None, named) => Source::Synthetic(named.unwrap_or(Synthetic::Azure)),
-        };
-        let windows = match &self.config {
-            None => None,
-            Some(path) => {
-                let bytes = files::read(path).map_err(|e| CommandError::File("--config", e))?;
-                let windows = Windows::from_config(&bytes, &self.model);
-                Some(windows.map_err(CommandError::Windows)?)
-            }
         };
         let workload = Workload {
             source,
@@ -102,16 +173,10 @@ impl Args {
             seed: self.seed,
         };
         let requests = workload.build().map_err(CommandError::Replay)?;
-        let mut style = Style::new(&self.model, self.seed);
-        style.stream_share = self.stream_share;
-        style.usage_share = self.usage_share;
-        let mut options = Options::new(&self.gateway, style);
-        options.tokenizer = self.tokenizer;
-        options.timeout = Duration::from_secs(self.timeout);
         let planned = requests.len();
         let interrupt = Interrupt::listen().map_err(CommandError::Output)?;
         let bar = progress::bar(planned as u64);
-        let run = replay::run_until(&options, requests, interrupt.wait(), |_| bar.inc(1)).await;
+        let run = replay::run_until(options, requests, interrupt.wait(), |_| bar.inc(1)).await;
         bar.finish_and_clear();
         let run = run.map_err(CommandError::Replay)?;
         let ended = run.outcomes.len();
@@ -120,28 +185,39 @@ impl Args {
                 "Stopped when {ended} of {planned} requests had ended; the others are not counted."
             );
         }
-        let report = Report::new(&run, windows.as_ref());
-        if let Some(warning) = length_warning(report.prompt_lengths, &options.tokenizer) {
-            eprintln!("{warning}");
-        }
-        let mut text = Vec::new();
-        let printed =
-            if self.json { writeln!(text, "{}", report.json()) } else { report.print(&mut text) };
-        let mut out = std::io::stdout();
-        printed
-            .and_then(|()| out.write_all(&text))
-            .and_then(|()| out.flush())
-            .map_err(CommandError::Output)?;
-        if ended < planned {
-            return Err(CommandError::Interrupted);
-        }
-        if report.answered == 0 {
-            let first = run.outcomes.iter().find_map(|outcome| outcome.result.as_ref().err());
-            let first = first.map_or_else(String::new, ToString::to_string);
-            return Err(CommandError::NothingAnswered(first));
-        }
-        Ok(())
+        Ok(Ended { run, tenants: None, interrupted: ended < planned })
     }
+}
+
+/// What was sent, by whom.
+struct Ended {
+    run: Run,
+    tenants: Option<TenantReport>,
+    interrupted: bool,
+}
+
+/// The tenants of a document.
+async fn tenants(
+    path: &Path,
+    config: Option<&[u8]>,
+    options: &Options,
+) -> Result<Ended, CommandError> {
+    let bytes = files::read(path).map_err(|e| CommandError::File("--tenants", e))?;
+    let scenario = Scenario::parse(&bytes).map_err(CommandError::Tenants)?;
+    let promises = config.map(|bytes| Promises::from_config(bytes, &scenario)).transpose();
+    let promises = promises.map_err(CommandError::Promises)?;
+    let interrupt = Interrupt::listen().map_err(CommandError::Output)?;
+    let bar = progress::seconds(scenario.length.as_secs());
+    let tick = |passed: Duration| bar.set_position(passed.as_secs());
+    let run = replay::run_tenants(options, &scenario, interrupt.wait(), tick).await;
+    bar.finish_and_clear();
+    let run = run.map_err(CommandError::Replay)?;
+    let interrupted = interrupt.asked();
+    if interrupted {
+        eprintln!("Stopped; what had not ended is not counted.");
+    }
+    let report = TenantReport::new(&run, &scenario, promises.as_ref());
+    Ok(Ended { run, tenants: Some(report), interrupted })
 }
 
 /// What to say when backends counted other prompt lengths than were planned.

@@ -48,19 +48,25 @@ impl fmt::Display for WindowsError {
 
 impl std::error::Error for WindowsError {}
 
+/// The gateway's configuration: its JSON, or an Envoy configuration in YAML that
+/// holds it as a block.
+pub(super) fn config(bytes: &[u8]) -> Result<Config, WindowsError> {
+    let yaml = std::str::from_utf8(bytes).ok().filter(|text| text.contains("value: |"));
+    let config = match yaml.filter(|text| !text.trim_start().starts_with('{')) {
+        Some(yaml) => {
+            let json = Template::new(yaml).plugin().map_err(WindowsError::Yaml)?;
+            Config::parse(json.as_bytes())
+        }
+        None => Config::parse(bytes),
+    };
+    config.map_err(WindowsError::Config)
+}
+
 impl Windows {
     /// The pools that a Tidegate configuration gives a model. `bytes` is its
     /// JSON, or an Envoy configuration in YAML that holds it as a block.
     pub fn from_config(bytes: &[u8], model: &str) -> Result<Self, WindowsError> {
-        let yaml = std::str::from_utf8(bytes).ok().filter(|text| text.contains("value: |"));
-        let config = match yaml.filter(|text| !text.trim_start().starts_with('{')) {
-            Some(yaml) => {
-                let json = Template::new(yaml).plugin().map_err(WindowsError::Yaml)?;
-                Config::parse(json.as_bytes())
-            }
-            None => Config::parse(bytes),
-        };
-        let config = config.map_err(WindowsError::Config)?;
+        let config = config(bytes)?;
         let settings = config.settings(b"/v1/chat/completions", b"", None);
         let model_pools = settings
             .model(Some(model.as_bytes()))
@@ -191,6 +197,8 @@ mod tests {
         let name = |name: &str| (!name.is_empty()).then(|| name.to_owned());
         let outcome = Outcome {
             index: 0,
+            tenant: 0,
+            retries: 0,
             request: Request {
                 arrival: 0,
                 input_tokens: case.input,

@@ -21,11 +21,14 @@
 //! # }
 //! ```
 
+mod drive;
 mod judge;
 mod plan;
 mod print;
 mod report;
+mod scenario;
 mod send;
+mod tenants;
 
 #[cfg(test)]
 pub(crate) use self::report::tests;
@@ -37,13 +40,18 @@ use tidegate_sim::workload::{Request, TraceError};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+pub use self::drive::run_tenants;
 pub use self::judge::{Verdict, Window, Windows, WindowsError, judge};
 pub use self::plan::{
     DEFAULT_RATE, DEFAULT_REQUESTS, Prepared, Source, Style, Synthetic, Workload, prepare,
 };
 pub use self::print::table;
 pub use self::report::{Errors, Estimate, Percentiles, PoolRow, Report};
-pub use self::send::{Answered, Decision, Failure, Outcome, send};
+pub use self::scenario::{
+    Arrivals, Bursts, Caps, Scenario, ScenarioError, Sender, Sizes, TENANTS_EXAMPLE,
+};
+pub use self::send::{Answered, Decision, Failure, Origin, Outcome, send};
+pub use self::tenants::{Promises, PromisesError, TenantReport, TenantRow};
 use crate::client::{Client, ClientError};
 use crate::text::Library;
 use crate::tokenizer::{Tokenizer, UnknownTokenizer};
@@ -117,7 +125,7 @@ impl Options {
 }
 
 /// What a replay yields.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Run {
     /// One for each request that has ended, in order of arrival.
     pub outcomes: Vec<Outcome>,
@@ -125,6 +133,9 @@ pub struct Run {
     pub duration: Duration,
     /// How far a request was sent after its time, at most.
     pub latest: Duration,
+    /// Share of this machine's processor time that was in use; measured with
+    /// tenants only.
+    pub busy: Option<f64>,
 }
 
 /// When so many requests found no gateway, and none did, there is none.
@@ -188,7 +199,8 @@ pub async fn run_until(
             }
             latest = latest.max(Instant::now().saturating_duration_since(at));
             let (client, timeout) = (client.clone(), options.timeout);
-            sending.spawn(async move { send(&client, index, prepared, timeout).await });
+            let origin = Origin { index, ..Origin::default() };
+            sending.spawn(async move { send(&client, origin, prepared, timeout).await });
             index += 1;
         }
         while let Some(ended) = sending.join_next().await {
@@ -202,7 +214,7 @@ pub async fn run_until(
     }
     outcomes.sort_by_key(|outcome| outcome.index);
     let duration = start.map_or(Duration::ZERO, |start| start.elapsed());
-    Ok(Run { outcomes, duration, latest })
+    Ok(Run { outcomes, duration, latest, busy: None })
 }
 
 /// An error when the first requests to end all failed for want of a connection.

@@ -24,6 +24,17 @@ pub enum Synthetic {
     Agent,
 }
 
+impl Synthetic {
+    /// The distribution.
+    pub(super) fn lengths(self) -> Lengths {
+        match self {
+            Self::Azure => AZURE_2023,
+            Self::Lmsys => LMSYS_CHAT_1M,
+            Self::Agent => AGENT_HEAVY,
+        }
+    }
+}
+
 impl FromStr for Synthetic {
     type Err = String;
 
@@ -90,9 +101,7 @@ impl Workload {
             synthesize(lengths, count, self.rate.unwrap_or(DEFAULT_RATE), self.seed)
         };
         let mut requests = match &self.source {
-            Source::Synthetic(Synthetic::Azure) => drawn(&AZURE_2023),
-            Source::Synthetic(Synthetic::Lmsys) => drawn(&LMSYS_CHAT_1M),
-            Source::Synthetic(Synthetic::Agent) => drawn(&AGENT_HEAVY),
+            Source::Synthetic(named) => drawn(&named.lengths()),
             Source::Trace(bytes) => match parse_trace(bytes).map_err(ReplayError::Trace)? {
                 Trace::Totals(cdf) => drawn(&Lengths::from_total(cdf)),
                 Trace::Timed(mut requests) => {

@@ -141,7 +141,7 @@ impl Report {
     }
 }
 
-fn pair(percentiles: Option<Percentiles>) -> String {
+pub(super) fn pair(percentiles: Option<Percentiles>) -> String {
     percentiles.map_or("-".into(), |p| format!("{} / {}", time(p.p50), time(p.p99)))
 }
 

@@ -234,7 +234,7 @@ impl PoolRow {
     }
 }
 
-fn ttft(outcome: &Outcome) -> Option<f64> {
+pub(super) fn ttft(outcome: &Outcome) -> Option<f64> {
     outcome.result.as_ref().ok()?.first_token.map(|first| first.as_secs_f64())
 }
 
@@ -276,12 +276,12 @@ impl Errors {
 }
 
 impl Percentiles {
-    fn json(self) -> Value {
+    pub(super) fn json(self) -> Value {
         json!({"p50": self.p50, "p90": self.p90, "p99": self.p99})
     }
 }
 
-fn percentiles(values: impl Iterator<Item = f64>) -> Option<Percentiles> {
+pub(super) fn percentiles(values: impl Iterator<Item = f64>) -> Option<Percentiles> {
     let mut sorted: Vec<f64> = values.collect();
     sorted.sort_by(f64::total_cmp);
     Some(Percentiles {
@@ -304,6 +304,8 @@ pub(crate) mod tests {
     pub(crate) fn outcome(index: usize, input: u32, estimate: Option<u64>) -> Outcome {
         Outcome {
             index,
+            tenant: 0,
+            retries: 0,
             request: Request { arrival: 0, input_tokens: input, output_tokens: 11, cap: None },
             kind: Kind::English,
             stream: true,
@@ -312,7 +314,7 @@ pub(crate) mod tests {
                 pool: Some(if input > 1_000 { "long" } else { "short" }.into()),
                 reason: Some("threshold".into()),
                 estimate,
-                fit: None,
+                ..Decision::default()
             },
             answered_by: Some("long".into()),
             result: Ok(Answered {
@@ -327,7 +329,7 @@ pub(crate) mod tests {
 
     pub(crate) fn run(outcomes: Vec<Outcome>) -> Run {
         let (duration, latest) = (Duration::from_secs(2), Duration::from_millis(3));
-        Run { outcomes, duration, latest }
+        Run { outcomes, duration, latest, busy: None }
     }
 
     fn windows() -> Windows {

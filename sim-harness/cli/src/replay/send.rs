@@ -16,8 +16,12 @@ use crate::text::Kind;
 /// What became of one request.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Its place in the workload, from 0.
+    /// Its place in the order of sending, from 0.
     pub index: usize,
+    /// Which of the tenants sent it; 0 where there are none.
+    pub tenant: usize,
+    /// How often the same request was sent before.
+    pub retries: u32,
     /// What was sent. `input_tokens` is the prompt's length as it was planned.
     pub request: Request,
     /// What its text was.
@@ -62,6 +66,24 @@ pub struct Decision {
     pub estimate: Option<u64>,
     /// `x-tidegate-fit`: prompt and output tokens, the conservative estimate.
     pub fit: Option<u64>,
+    /// Why a tenant's limits refused it: `x-tidegate-refused`, or else the type
+    /// or the code of the error.
+    pub refused: Option<String>,
+    /// `retry-after`: seconds until it may come again.
+    pub retry_after: Option<u64>,
+}
+
+/// Who sends a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Origin<'a> {
+    /// Its place in the order of sending.
+    pub index: usize,
+    /// The tenant's place, if there are tenants.
+    pub tenant: usize,
+    /// How often the same request was sent before.
+    pub retries: u32,
+    /// Headers that tell who it is.
+    pub headers: &'a [(String, String)],
 }
 
 /// A complete answer.
@@ -147,10 +169,17 @@ impl From<ClientError> for Failure {
 }
 
 /// Sends one request and reads its answer to the end.
-pub async fn send(client: &Client, index: usize, prepared: Prepared, most: Duration) -> Outcome {
+pub async fn send(
+    client: &Client,
+    from: Origin<'_>,
+    prepared: Prepared,
+    most: Duration,
+) -> Outcome {
     let Prepared { request, kind, stream, content_bytes, body } = prepared;
     let mut outcome = Outcome {
-        index,
+        index: from.index,
+        tenant: from.tenant,
+        retries: from.retries,
         request,
         kind,
         stream,
@@ -162,14 +191,19 @@ pub async fn send(client: &Client, index: usize, prepared: Prepared, most: Durat
     let start = Instant::now();
     let output = request.output_tokens.to_string();
     let exchange = async {
-        let headers = [(OUTPUT_TOKENS_HEADER, output.as_str())];
+        let mut headers = vec![(OUTPUT_TOKENS_HEADER, output.as_str())];
+        headers.extend(from.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         let response = client.post("/v1/chat/completions", &headers, body).await?;
         outcome.decision = decision(response.headers());
         outcome.answered_by = text(response.headers(), POOL_HEADER);
         match response.status().as_u16() {
             200 if stream => read_stream(response, start).await,
             200 => read_full(response, start).await,
-            status => Err(refused(status, response).await),
+            status => {
+                let (failure, limit) = refused(status, response).await;
+                outcome.decision.refused = outcome.decision.refused.take().or(limit);
+                Err(failure)
+            }
         }
     };
     if let Ok(result) = tokio::time::timeout(most, exchange).await {
@@ -191,19 +225,35 @@ fn decision(headers: &HeaderMap) -> Decision {
         reason: text(headers, "x-tidegate-reason"),
         estimate: number("x-tidegate-estimate"),
         fit: number("x-tidegate-fit"),
+        refused: text(headers, "x-tidegate-refused"),
+        retry_after: number("retry-after"),
     }
 }
 
-async fn refused(status: u16, response: Response<Incoming>) -> Failure {
+/// What the answer says, and if a limit of a tenant refused the request, which.
+async fn refused(status: u16, response: Response<Incoming>) -> (Failure, Option<String>) {
     let body = read_all(response.into_body()).await.unwrap_or_default();
     // vLLM's three refusals: prompt and cap, the cap alone, the prompt alone.
     let words: [&[u8]; 3] = [b"maximum context length", b"max_model_len", b"maximum model length"];
     let about_length = words.iter().any(|words| contains(&body, words));
     let said = message(&body);
-    if status == 400 && about_length {
+    let failure = if status == 400 && about_length {
         Failure::ContextLength(said)
     } else {
         Failure::Status(status, said)
+    };
+    (failure, limit(&body))
+}
+
+/// The limit that an error in OpenAI's shape names.
+fn limit(body: &[u8]) -> Option<String> {
+    let json: Value = serde_json::from_slice(body).ok()?;
+    let member = |name: &str| json.get("error")?.get(name)?.as_str();
+    match member("code")? {
+        "rate_limit_exceeded" => member("type").map(str::to_owned),
+        "request_exceeds_limit" => Some("too_large".into()),
+        "tenant_suspended" => Some("suspended".into()),
+        _ => None,
     }
 }
 
@@ -282,6 +332,17 @@ fn count(usage: &Value, field: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_names_the_limit_that_refused() {
+        let error = |kind: &str, code: &str| {
+            limit(format!(r#"{{"error": {{"type": "{kind}", "code": "{code}"}}}}"#).as_bytes())
+        };
+        assert_eq!(error("requests", "rate_limit_exceeded").as_deref(), Some("requests"));
+        assert_eq!(error("x", "request_exceeds_limit").as_deref(), Some("too_large"));
+        assert_eq!(error("x", "tenant_suspended").as_deref(), Some("suspended"));
+        assert_eq!((error("tokens", "model_not_found"), limit(b"no")), (None, None));
+    }
 
     #[test]
     fn failures_tell_what_the_server_said_within_bounds() {
