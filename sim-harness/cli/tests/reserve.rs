@@ -102,9 +102,10 @@ fn delivered(
         RATE * burst_seconds
     );
     let config = Config::parse(config.as_bytes()).unwrap();
-    let (settings, tenant) = (config.base(), config.tenants.as_ref().unwrap().default());
+    let (settings, tenants) = (config.base(), config.tenants.as_ref().unwrap());
+    let tenant = tenants.default();
     let (mut gate, mut memory) = (Gate::new("tidegate", 1), Memory::default());
-    gate.ledger().open(&mut memory, tenant);
+    gate.ledger().open(&mut memory, tenants.all(), &[]);
     let mut open: BTreeMap<usize, Ticket> = BTreeMap::new();
     let mut ends = BinaryHeap::new();
     let mut settled = 0;
@@ -135,14 +136,14 @@ fn delivered(
         }
         let (mut ticket, _) = gate.open(settings, Body::Whole(facts.clone()));
         let now = Instant::from_nanos(request.arrival);
-        match gate.admit(now, &mut memory, tenant, &mut ticket) {
+        match gate.admit(now, &mut memory, tenants, tenant, &mut ticket, None) {
             Admission::Admitted(..) => {
                 open.insert(number, ticket);
                 let took = FIRST + EACH * u64::from(request.output_tokens);
                 ends.push(Reverse((request.arrival + took, number)));
             }
             Admission::Refused(_) => {}
-            Admission::Uncharged => panic!("nobody else uses the memory"),
+            other => panic!("nobody else uses the memory, and nobody waits: {other:?}"),
         }
     }
     settled as f64 / (RATE * counted()) as f64
