@@ -7,13 +7,13 @@
 mod answer;
 mod ticket;
 
-use crate::config::{Model, Pool, Settings, Tenants};
+use crate::config::{Config, Model, Pool, Settings};
 use crate::estimate::{Key, Learner, hash};
-use crate::pool::{self, Budget, Fit, Output};
+use crate::pool::{self, Budget, Fit, Load, Output};
 use crate::request::{Api, Cap, Media, RequestFacts, Scanner};
 use crate::share::Slots;
 use crate::tenant::{
-    Admission, Ask, Entitlement, HOLD_TICK, Hold, Ledger, Queue, Released, Settled, Used,
+    Admission, Ask, Entitlement, HOLD_TICK, Hold, Ledger, Need, Queue, Released, Settled, Used,
 };
 use crate::time::{Instant, Span};
 use crate::usage::Overflow;
@@ -56,6 +56,8 @@ words! {
         Largest => "largest",
         /// No pool holds it; the largest gets it.
         TooLarge => "too_large",
+        /// Its own pool is under pressure, and this one has room for it.
+        Spill => "spill",
         /// Decided before the body's end: what was read is too much for every
         /// pool but the largest.
         Early => "early",
@@ -188,6 +190,7 @@ impl Gate {
             unread: seen.unread(),
             ratio_min: settings.estimator.ratio_min,
             window: settings.largest_window(),
+            moved: false,
             reservation: None,
         };
         (ticket, Decision { pool, reason, budget, unreadable })
@@ -236,6 +239,57 @@ impl Gate {
         (estimated, facts.unreadable > 0)
     }
 
+    /// Looks at the pools' loads: a request whose pool is under pressure goes to
+    /// another that holds it and has room, and thresholds may have moved. To be
+    /// called between [`open`](Self::open) and [`admit`](Self::admit), if
+    /// [`Config::moves`].
+    pub fn place(
+        &self,
+        now: Instant,
+        slots: &mut dyn Slots,
+        config: &Config,
+        ticket: &mut Ticket,
+        decision: &mut Decision,
+    ) {
+        let fits = matches!(
+            decision.reason,
+            Reason::Threshold | Reason::Largest | Reason::InspectLimit | Reason::ContentLength
+        );
+        let Some(estimated) = ticket.estimated.as_ref().filter(|_| fits) else { return };
+        let Some(model) = estimated.settings.model(estimated.model.as_deref()) else { return };
+        let tokens = ticket.tokens();
+        let load = |pool: &Arc<Pool>| {
+            let capacity = config.capacity(&pool.name)?;
+            self.ledger.load(slots, now, capacity, tokens)
+        };
+        let loads: Vec<Option<Load>> = model.pools.iter().map(load).collect();
+        let Some((pool, moved)) = pool::place(model, &loads, estimated.budget.fit) else { return };
+        let pool = Arc::clone(pool);
+        if moved {
+            decision.reason = Reason::Spill;
+        } else if pool.name != decision.pool.name && decision.reason != Reason::InspectLimit {
+            let largest = model.pools.last().is_some_and(|one| one.name == pool.name);
+            decision.reason = if largest { Reason::Largest } else { Reason::Threshold };
+        }
+        ticket.moved = pool.name != decision.pool.name;
+        ticket.pool = Arc::clone(&pool);
+        decision.pool = pool;
+    }
+
+    /// Counts an open request among those of its pool, where nothing is limited.
+    pub fn occupy(
+        &self,
+        now: Instant,
+        slots: &mut dyn Slots,
+        config: &Config,
+        ticket: &mut Ticket,
+    ) {
+        let tokens = ticket.tokens();
+        let capacity = config.capacity(&ticket.pool.name).filter(|_| tokens > 0);
+        ticket.reservation =
+            capacity.and_then(|capacity| self.ledger.occupy(slots, now, capacity, tokens));
+    }
+
     /// Charges an open request to its tenant and its pool, if all limits cover
     /// it and it is its turn, and tells how much it reserved. A request that asks
     /// for no tokens counts as one request.
@@ -247,7 +301,7 @@ impl Gate {
         &mut self,
         now: Instant,
         slots: &mut dyn Slots,
-        tenants: &Tenants,
+        config: &Config,
         tenant: &Arc<Entitlement>,
         ticket: &mut Ticket,
         hold: Option<(u64, u64)>,
@@ -257,10 +311,12 @@ impl Gate {
         let ask = Ask {
             tenant: Arc::clone(tenant),
             pool: hash(ticket.pool.name.as_bytes()),
-            capacity: tenants.capacity(&ticket.pool.name).filter(|_| need.tokens > 0).cloned(),
+            capacity: config.capacity(&ticket.pool.name).filter(|_| need.tokens > 0).cloned(),
             need,
         };
-        let hold = hold.map(|(id, bytes)| Hold { id, bytes, limits: tenants.hold });
+        let hold = hold.and_then(|(id, bytes)| {
+            Some(Hold { id, bytes, limits: config.tenants.as_ref()?.hold })
+        });
         ticket.enter(self.queue.admit(slots, &self.ledger, now, &ask, hold))
     }
 
@@ -282,8 +338,10 @@ impl Gate {
         let silent = cut.silent;
         ticket.estimated = Some(Estimated { silent, ..estimated });
         ticket.unread = Some(0);
-        let tenant = Arc::clone(ticket.reservation.as_ref()?.tenant());
-        let need = ticket.need(&tenant);
+        let need = match ticket.reservation.as_ref()?.tenant().cloned() {
+            Some(tenant) => ticket.need(&tenant),
+            None => Need { charge: 0, tokens: ticket.tokens() },
+        };
         self.ledger.lower(slots, now, ticket.reservation.as_mut()?, need)
     }
 
@@ -321,12 +379,12 @@ impl Gate {
         let mut settlement = self.judge(now, &ticket, answer);
         let used = ticket.used(answer);
         settlement.tokens = used.and_then(|used| used.tokens());
-        settlement.charged = reservation.map(|reservation| {
+        settlement.charged = reservation.and_then(|reservation| {
             let actual = used.map_or(0, |used| used.charge(&reservation));
-            let (tenant, reserved) = (Arc::clone(reservation.tenant()), reservation.reserved());
+            let (tenant, reserved) = (reservation.tenant().cloned(), reservation.reserved());
             let used = Used { charge: actual, tokens: settlement.tokens.unwrap_or(0) };
             let settled = self.ledger.settle(slots, now, reservation, used);
-            Charged { tenant, reserved, actual, settled }
+            Some(Charged { tenant: tenant?, reserved, actual, settled })
         });
         settlement
     }
@@ -365,6 +423,8 @@ impl Gate {
             None => Some(Missing::Absent),
         };
         estimated.judge(&ticket.pool, answer, &mut settlement);
+        // That a smaller pool would have done was known.
+        settlement.over_route &= !ticket.moved;
         self.learn_output(now, estimated, answer, &mut settlement);
         if let Some(input) = settlement.usage.input {
             self.learn(now, estimated, input, &mut settlement);
@@ -452,6 +512,7 @@ fn plain(settings: &Arc<Settings>, reason: Reason, unread: Option<u64>) -> (Tick
         unread,
         ratio_min: settings.estimator.ratio_min,
         window: settings.largest_window(),
+        moved: false,
         reservation: None,
     };
     (ticket, Decision { pool, reason, budget: None, unreadable: false })

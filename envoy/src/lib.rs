@@ -31,7 +31,7 @@ struct Root {
 impl Context for Root {
     fn on_done(&mut self) -> bool {
         if let Some(instance) = &self.instance {
-            instance.metrics.tenants.retire();
+            instance.metrics.retire();
         }
         true
     }

@@ -1,8 +1,10 @@
 //! Counters and histograms, all defined at configure time.
 
+mod pools;
 mod tenants;
 
 use crate::host::{Counter, Gauge, Histogram};
+use pools::PoolMetrics;
 use tenants::TenantMetrics;
 use tidegate::config::Config;
 use tidegate::gate::{Decision, Missing, Reason, Settlement};
@@ -25,6 +27,7 @@ pub(crate) struct Metrics {
     disagreed: Option<Counter>,
     pub(crate) stream_usage: StreamUsage,
     pub(crate) tenants: TenantMetrics,
+    pub(crate) pools: PoolMetrics,
     estimate_error: Option<Histogram>,
     cap_use: Option<Histogram>,
 }
@@ -63,6 +66,7 @@ impl Metrics {
             name => format!(".instance.{name}"),
         };
         let count = |name: &str| counter(&format!("tidegate.{name}{instance}"));
+        let gauge = |name: &str| Gauge::define(&format!("tidegate.{name}{instance}"));
         Self {
             requests: config
                 .pool_names
@@ -91,15 +95,20 @@ impl Metrics {
                 hidden: count("stream_usage.hidden"),
                 passed: count("stream_usage.passed"),
             },
-            tenants: TenantMetrics::define(
-                config,
-                &count,
-                &|name| Gauge::define(&format!("tidegate.{name}{instance}")),
-                &|name| histogram(&format!("tidegate.{name}{instance}")),
-            ),
+            tenants: TenantMetrics::define(config, &count, &gauge, &|name| {
+                histogram(&format!("tidegate.{name}{instance}"))
+            }),
+            pools: PoolMetrics::define(config, &gauge),
             estimate_error: histogram(&format!("tidegate.estimate_error{instance}")),
             cap_use: histogram(&format!("tidegate.cap_use{instance}")),
         }
+    }
+
+    /// This configuration is gone. Gauges that the next one has as well are set
+    /// again at its next tick.
+    pub(crate) fn retire(&self) {
+        self.tenants.retire();
+        self.pools.retire();
     }
 
     pub(crate) fn opened(&self, decision: &Decision) {
@@ -142,5 +151,11 @@ fn raise_by(counter: Option<Counter>, count: u64) {
 fn record(histogram: Option<Histogram>, value: Option<u64>) {
     if let (Some(histogram), Some(value)) = (histogram, value) {
         histogram.record(value);
+    }
+}
+
+fn set(gauge: Option<Gauge>, value: u64) {
+    if let Some(gauge) = gauge {
+        gauge.set(value);
     }
 }

@@ -152,7 +152,11 @@ impl Stream {
     ) -> Opened {
         let Some(instance) = &self.instance else { return Opened::Unconfigured };
         let Instance { config, metrics, worker, .. } = instance;
-        let (ticket, decision) = worker.borrow().gate.open(settings, body);
+        let (now, slots) = (host::now, &mut SharedData);
+        let (mut ticket, mut decision) = worker.borrow().gate.open(settings, body);
+        if config.moves {
+            worker.borrow().gate.place(now(), slots, config, &mut ticket, &mut decision);
+        }
         let pool = Arc::clone(&decision.pool);
         let mut open = Open { ticket, pool: Arc::clone(&pool), api, hide: false, standing: None };
         let mut waits = None;
@@ -161,9 +165,7 @@ impl Stream {
             let hold = whole.filter(|_| !settings.dry_run);
             let hold = hold.map(|bytes| (u64::from(self.context), bytes));
             let gate = &mut worker.borrow_mut().gate;
-            let now = host::now();
-            let slots = &mut SharedData;
-            let admission = gate.admit(now, slots, tenants, &tenant, &mut open.ticket, hold);
+            let admission = gate.admit(now(), slots, config, &tenant, &mut open.ticket, hold);
             metrics.tenants.decided(&tenant.name, &admission);
             host::publish("tidegate_tenant", tenant.name.as_bytes());
             match admission {
@@ -179,6 +181,8 @@ impl Stream {
                 Admission::Held => waits = Some(tenant.name.clone()),
                 Admission::Uncharged => {}
             }
+        } else if !config.capacities.is_empty() {
+            worker.borrow().gate.occupy(now(), slots, config, &mut open.ticket);
         }
         if !settings.dry_run {
             head.set(&config.pool_header, decision.pool.cluster.as_bytes());
@@ -186,8 +190,9 @@ impl Stream {
         }
         publish(&decision);
         // Answers to what was not looked at are not looked at either, unless a
-        // tenant pays for them.
-        if decision.reason != Reason::NotInspected || config.tenants.is_some() {
+        // tenant pays for them, or a pool counts them.
+        let counts = config.tenants.is_some() || !config.capacities.is_empty();
+        if decision.reason != Reason::NotInspected || counts {
             self.open.replace(Some(open));
         }
         let Some(tenant) = waits else {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tidegate::config::{Config, Tenants};
 use tidegate::gate::Gate;
 use tidegate::share::{Exchange, Slots, Updated};
-use tidegate::tenant::HOLD_TICK;
+use tidegate::tenant::{Entitlement, HOLD_TICK};
 use tidegate::time::Span;
 
 /// How often workers exchange what they learned.
@@ -60,14 +60,19 @@ impl Instance {
         let (worker, config) = (worker(&config.name), Arc::new(config));
         let instance = Self { config, metrics, worker, ticks: Rc::new(ticks) };
         instance.give();
-        if let Some(tenants) = &instance.config.tenants {
-            let worker = instance.worker.borrow();
-            worker.gate.ledger().open(&mut SharedData, tenants.all(), tenants.capacities());
-        }
+        instance.worker.borrow().gate.ledger().open(
+            &mut SharedData,
+            instance.tenants(),
+            &instance.config.capacities,
+        );
         // A VM that comes after a trap continues with what the others know.
         instance.exchange();
         instance.tick_every(TICK);
         instance
+    }
+
+    fn tenants(&self) -> &[Arc<Entitlement>] {
+        self.config.tenants.as_ref().map_or(&[], Tenants::all)
     }
 
     /// Whether answers tell where their tenant stands.
@@ -115,9 +120,7 @@ impl Instance {
         self.ticks.exchanged.set(now);
         exchange.tick(now, &mut SharedData, gate.learner_mut(), decay, *serving);
         let alive = |incarnation| exchange.alive(now, incarnation);
-        let all = self.config.tenants.as_ref();
-        let tenants = all.map_or(&[][..], Tenants::all);
-        let pools = all.map_or(&[][..], Tenants::capacities);
+        let (tenants, pools) = (self.tenants(), &*self.config.capacities);
         let ticked = gate.ledger_mut().tick(&mut SharedData, now, tenants, pools, alive);
         self.metrics.tenants.ticked(&ticked, host::conflicts());
         // One worker speaks for all: gauges are not added up, and one log line
@@ -133,10 +136,12 @@ impl Instance {
                 self.metrics.tenants.set(at, &status);
             }
             let mut all = vec![0_u64; tenants.len()];
+            let ledger = gate.ledger();
+            ledger.watch(&mut SharedData, now, pools, self.config.neighbours());
             for (at, capacity) in pools.iter().enumerate() {
-                let ledger = gate.ledger();
+                let load = ledger.load(&mut SharedData, now, capacity, 0).unwrap_or_default();
                 let (status, served) = ledger.pool_status(&mut SharedData, now, capacity, tenants);
-                self.metrics.tenants.set_pool(at, &status);
+                self.metrics.pools.set(at, &status, &load);
                 for (all, served) in all.iter_mut().zip(served) {
                     *all = all.saturating_add(served);
                 }

@@ -1,6 +1,6 @@
 //! What pools can do against what tenants are promised.
 
-use super::node::{Members, Node};
+use super::node::Members;
 use super::{ConfigError, Pool, TenantClass};
 use crate::tenant::{Capacity, Entitlement, Limits};
 use std::sync::Arc;
@@ -13,6 +13,13 @@ pub(super) struct Reserve {
     headroom: u64,
 }
 
+impl Default for Reserve {
+    /// A tenth is not promised, and all that is promised is kept free.
+    fn default() -> Self {
+        Self { safety: 100, headroom: 1000 }
+    }
+}
+
 impl Reserve {
     pub(super) fn read(members: &Members<'_>) -> Result<Self, ConfigError> {
         let share = |key, max, default: u64| {
@@ -20,7 +27,11 @@ impl Reserve {
                 node.number(0.0, max).map(|share| (share * 1000.0 + 0.5) as u64)
             })
         };
-        Ok(Self { safety: share("safety", 0.9, 100)?, headroom: share("headroom", 1.0, 1000)? })
+        let Self { safety, headroom } = Self::default();
+        Ok(Self {
+            safety: share("safety", 0.9, safety)?,
+            headroom: share("headroom", 1.0, headroom)?,
+        })
     }
 
     /// What of a capacity may be promised.
@@ -81,7 +92,7 @@ impl Dimension {
 /// The pools' capacities, sorted by name, unless more is promised to guaranteed
 /// tenants than there is.
 pub(super) fn capacities(
-    node: &Node<'_>,
+    path: &str,
     reserve: Reserve,
     pools: &[Arc<Pool>],
     tenants: &[Arc<Entitlement>],
@@ -99,7 +110,7 @@ pub(super) fn capacities(
                 .iter()
                 .filter_map(|one| Some((one.name.as_str(), dimension.in_pool(one, pool)?)))
                 .collect();
-            check(node, reserve, dimension, &[pool], &parts)?;
+            check(path, reserve, dimension, &[pool], &parts)?;
         }
         if of_pools.is_empty() {
             continue;
@@ -107,7 +118,7 @@ pub(super) fn capacities(
         let mut parts = Vec::new();
         for one in &guaranteed {
             let promised = dimension.promised(one, &of_pools).ok_or_else(|| ConfigError {
-                field: format!("{}.entitlements \"{}\"", node.path, one.name),
+                field: format!("{path}.entitlements \"{}\"", one.name),
                 value: "\"unlimited\"".to_owned(),
                 allowed: format!(
                     "a guaranteed tenant needs a number for {}: pools state theirs",
@@ -118,7 +129,7 @@ pub(super) fn capacities(
         }
         // Where some pool's capacity is not known, the sum is not either.
         if of_pools.len() == pools.len() {
-            check(node, reserve, dimension, &of_pools, &parts)?;
+            check(path, reserve, dimension, &of_pools, &parts)?;
         }
     }
     let kept = |pool: &Pool, dimension: Dimension| {
@@ -140,6 +151,7 @@ pub(super) fn capacities(
             },
             kept: (kept(pool, Dimension::TokensInFlight), kept(pool, Dimension::Requests)),
             credit: stated.credit,
+            spill: pool.spill,
         }))
     };
     let mut capacities: Vec<Arc<Capacity>> = known.iter().filter_map(capacity).collect();
@@ -149,7 +161,7 @@ pub(super) fn capacities(
 
 /// Refuses to promise more than these pools can do, with the sums.
 fn check(
-    node: &Node<'_>,
+    path: &str,
     reserve: Reserve,
     dimension: Dimension,
     pools: &[&Pool],
@@ -171,7 +183,7 @@ fn check(
         .collect();
     let safety = reserve.safety as f64 / 1000.0;
     Err(ConfigError {
-        field: format!("{}.entitlements", node.path),
+        field: format!("{path}.entitlements"),
         value: format!("{} = {promised} {}", sum.join(" + "), dimension.name()),
         allowed: format!(
             "guaranteed tenants may be promised at most ({}) x (1 - safety {safety}) = {most}",
@@ -182,10 +194,10 @@ fn check(
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Config, Tenants};
+    use crate::config::Config;
     use crate::tenant::Law;
 
-    fn parse(short: &str, tenants: &str) -> Result<Tenants, String> {
+    fn parse(short: &str, tenants: &str) -> Result<Config, String> {
         let document = format!(
             r#"{{"version": 1, "models": [{{"match": "*", "pools": [
                {{"name": "short", "cluster": "s", "max_model_len": 8192, "capacity": {short}}},
@@ -195,8 +207,7 @@ mod tests {
                "tenants": {{"default": "others", "entitlements": [
                {{"name": "others", "tokens_per_second": 100, "requests": 5}}, {tenants}]}}}}"#
         );
-        let config = Config::parse(document.as_bytes()).map_err(|error| error.to_string())?;
-        Ok(config.tenants.unwrap())
+        Config::parse(document.as_bytes()).map_err(|error| error.to_string())
     }
 
     const SHORT: &str = r#"{"replicas": 4, "tokens_per_second": 1500, "requests": 64}"#;
@@ -270,6 +281,19 @@ mod tests {
                 "tokens_in_flight: 8191: must be an integer from 8192",
             ),
             (r#"{"replicas": 1, "requests": 1, "burst": 5}"#, "burst: 5: needs tokens_per_second"),
+            (
+                r#"{"replicas": 1, "tokens_per_second": 1}, "spill": {}"#,
+                "spill: {}: needs capacity.tokens_in_flight or capacity.requests",
+            ),
+            (
+                r#"{"replicas": 1, "requests": 1}, "spill": {"enter": 0.5}"#,
+                "leave (0.7) must be below enter (0.5)",
+            ),
+            (
+                r#"{"replicas": 1, "requests": 1}, "threshold_range": [9, 8]"#,
+                "threshold_range[1]: 8: must be an integer from 9 to 8192",
+            ),
+            (r#"{"replicas": 1, "requests": 1}, "threshold_range": [9]"#, "lowest and the highest"),
         ] {
             let error = parse(short, r#"{"name": "a"}"#).unwrap_err();
             assert!(error.contains(expected), "{error}\n  lacks: {expected}");

@@ -12,6 +12,8 @@ pub use pools::{Match, Model, Pool, PoolCapacity, StreamUsage};
 pub use settings::{Inspect, MediaTokens, OutputReserve, Settings, TenantClass};
 pub use tenants::{TenantSource, Tenants};
 
+use crate::tenant::Capacity;
+use capacity::{Reserve, capacities};
 use node::{Node, Unknown};
 use pools::each_once;
 use serde_json::Value;
@@ -70,6 +72,10 @@ pub struct Config {
     pub tenants: Option<Tenants>,
     /// Names of all pools, sorted, each once.
     pub pool_names: Vec<String>,
+    /// What pools can do, of those that say so, sorted by name.
+    pub capacities: Vec<Arc<Capacity>>,
+    /// Requests may go to another pool than by the thresholds.
+    pub moves: bool,
     /// What was odd.
     pub warnings: Vec<Warning>,
     base: Arc<Settings>,
@@ -144,6 +150,8 @@ impl Config {
         let pools = every().flat_map(|settings| &settings.models).flat_map(|model| &model.pools);
         let pools = each_once(pools)?;
         let tenants = read("tenants").map(|node| tenants::tenants(&node, &pools)).transpose()?;
+        let entitlements = tenants.as_ref().map_or(&[][..], Tenants::all);
+        let reserve = tenants.as_ref().map_or_else(Reserve::default, |one| one.reserve);
         for name in every().filter_map(|settings| settings.tenant.as_ref()) {
             if tenants.as_ref().is_none_or(|tenants| tenants.named(name.as_bytes()).is_none()) {
                 return Err(ConfigError {
@@ -165,11 +173,34 @@ impl Config {
             )?,
             narrow_accept_encoding: read("accept_encoding")
                 .map_or(Ok(false), |node| node.word(&[("keep", false), ("narrow", true)]))?,
+            capacities: capacities("tenants", reserve, &pools, entitlements)?,
+            moves: every()
+                .flat_map(|settings| &settings.models)
+                .flat_map(|model| &model.pools)
+                .any(|pool| pool.spill.is_some() || pool.threshold_range.is_some()),
             tenants,
             pool_names: pools.iter().map(|pool| pool.name.clone()).collect(),
             warnings: unknown.warnings.take(),
             base,
             overrides,
+        })
+    }
+
+    /// What the pool of this name can do, if it says so.
+    pub fn capacity(&self, pool: &str) -> Option<&Arc<Capacity>> {
+        let at = self.capacities.binary_search_by(|one| one.name.as_str().cmp(pool));
+        at.ok().and_then(|at| self.capacities.get(at))
+    }
+
+    /// Each pool and the next larger one of its model, in the document and its
+    /// overrides.
+    pub fn neighbours(&self) -> impl Iterator<Item = (&Pool, &Pool)> {
+        let settings =
+            core::iter::once(&self.base).chain(self.overrides.iter().map(|o| &o.settings));
+        let pools = settings.flat_map(|settings| &settings.models).map(|model| &*model.pools);
+        pools.flat_map(|pools| pools.windows(2)).filter_map(|pair| match pair {
+            [own, larger] => Some((&**own, &**larger)),
+            _ => None,
         })
     }
 

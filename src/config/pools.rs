@@ -2,7 +2,9 @@
 
 use super::node::Node;
 use super::{ConfigError, short_list};
+use crate::pool::{SpillLaw, ThresholdRange};
 use crate::tenant::{Law, TOKENS_MAX};
+use crate::time::Span;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -41,6 +43,10 @@ pub struct Pool {
     pub stream_usage: StreamUsage,
     /// What it can do, if that is known.
     pub capacity: Option<PoolCapacity>,
+    /// When it sends elsewhere what another pool can take, if ever.
+    pub spill: Option<SpillLaw>,
+    /// Between what its threshold follows the load, if it does.
+    pub threshold_range: Option<ThresholdRange>,
 }
 
 /// What all replicas of a pool can do together.
@@ -113,9 +119,9 @@ pub(super) fn each_once<'a>(
                 allowed: format!("already stands for the cluster \"{}\" elsewhere", first.cluster),
             });
         }
-        if first.capacity != pool.capacity {
+        if (first.capacity, first.spill) != (pool.capacity, pool.spill) {
             return Err(ConfigError {
-                field: field + ".capacity",
+                field: field + ".capacity and spill",
                 value: "(differs)".to_owned(),
                 allowed: "must be the same wherever the pool is named".to_owned(),
             });
@@ -137,8 +143,59 @@ fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
     }
 }
 
-const POOL: [&str; 6] =
-    ["name", "cluster", "max_model_len", "threshold", "stream_usage", "capacity"];
+const POOL: [&str; 8] = [
+    "name",
+    "cluster",
+    "max_model_len",
+    "threshold",
+    "stream_usage",
+    "capacity",
+    "spill",
+    "threshold_range",
+];
+
+/// Reads when a pool spills. Its load must be known.
+fn spill(node: &Node<'_>, capacity: Option<&PoolCapacity>) -> Result<SpillLaw, ConfigError> {
+    needs_load(node, capacity)?;
+    let members = node.object()?;
+    members.only(&["enter", "leave", "dwell_ms"])?;
+    let mark = |key, default: u64| {
+        members.get(key).map_or(Ok(default), |node| {
+            node.number(0.0, 10.0).map(|mark| (mark * 1000.0 + 0.5) as u64)
+        })
+    };
+    let (enter, leave) = (mark("enter", 900)?, mark("leave", 700)?);
+    if leave >= enter {
+        let what =
+            format!("leave ({}) must be below enter ({})", leave as f64 / 1e3, enter as f64 / 1e3);
+        return Err(node.refuse(what));
+    }
+    let dwell = members.get("dwell_ms").map_or(Ok(5000), |node| node.integer(0, 600_000, ""))?;
+    Ok(SpillLaw { enter, leave, dwell: Span::from_millis(dwell) })
+}
+
+/// Reads between what a threshold may move.
+fn threshold_range(
+    node: &Node<'_>,
+    capacity: Option<&PoolCapacity>,
+    max_model_len: u64,
+) -> Result<ThresholdRange, ConfigError> {
+    needs_load(node, capacity)?;
+    match &*node.list()? {
+        [min, max] => {
+            let min = min.integer(1, max_model_len, " (the pool's max_model_len)")?;
+            let max = max.integer(min, max_model_len, " (the pool's max_model_len)")?;
+            Ok(ThresholdRange { min, max })
+        }
+        _ => Err(node.refuse("must be the lowest and the highest threshold")),
+    }
+}
+
+fn needs_load(node: &Node<'_>, capacity: Option<&PoolCapacity>) -> Result<(), ConfigError> {
+    let known = capacity.is_some_and(|one| one.tokens_in_flight.or(one.requests).is_some());
+    let what = "needs capacity.tokens_in_flight or capacity.requests: else nobody knows the load";
+    if known { Ok(()) } else { Err(node.refuse(what)) }
+}
 
 /// Reads what one replica can do and how many there are.
 fn capacity(node: &Node<'_>, max_model_len: u64) -> Result<PoolCapacity, ConfigError> {
@@ -214,7 +271,21 @@ fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
         })?;
         let capacity =
             members.get("capacity").map(|node| capacity(&node, max_model_len)).transpose()?;
-        let pool = Pool { name, cluster, max_model_len, threshold, stream_usage, capacity };
+        let spill = members.get("spill").map(|node| spill(&node, capacity.as_ref())).transpose()?;
+        let threshold_range = members
+            .get("threshold_range")
+            .map(|node| threshold_range(&node, capacity.as_ref(), max_model_len))
+            .transpose()?;
+        let pool = Pool {
+            name,
+            cluster,
+            max_model_len,
+            threshold,
+            stream_usage,
+            capacity,
+            spill,
+            threshold_range,
+        };
         pools.push((pool, node));
     }
     pools.sort_by_key(|(pool, _)| pool.max_model_len);
@@ -222,6 +293,11 @@ fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
         && pool.threshold != pool.max_model_len
     {
         return Err(node.refuse("must not have a threshold: the largest pool takes all the rest"));
+    }
+    if let Some((pool, node)) = pools.last()
+        && pool.threshold_range.is_some()
+    {
+        return Err(node.refuse("must not have a threshold_range: it is the largest pool"));
     }
     for pair in pools.windows(2) {
         if let [(small, _), (large, node)] = pair

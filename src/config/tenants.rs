@@ -1,11 +1,10 @@
 //! Who the tenants are and what they are promised, from the document.
 
-use super::capacity::{Reserve, capacities};
+use super::capacity::Reserve;
 use super::node::{Members, Node};
 use super::{ConfigError, Pool, TenantClass};
 use crate::tenant::{
-    Capacity, Entitlement, HoldLimits, LAWS, Law, Limits, ReserveOutput, TOKENS_MAX, WEIGHT_MAX,
-    Weights,
+    Entitlement, HoldLimits, LAWS, Law, Limits, ReserveOutput, TOKENS_MAX, WEIGHT_MAX, Weights,
 };
 use crate::time::Span;
 use sha2::{Digest, Sha256};
@@ -32,8 +31,8 @@ pub struct Tenants {
     pub hold: HoldLimits,
     /// Sorted by name.
     entitlements: Vec<Arc<Entitlement>>,
-    /// Of the pools that state one, sorted by name.
-    capacities: Vec<Arc<Capacity>>,
+    /// How much of what pools can do is promised and kept.
+    pub(super) reserve: Reserve,
     /// Whose requests are of no known tenant.
     default: Arc<Entitlement>,
     /// What sources call them, beside their names.
@@ -81,17 +80,6 @@ impl Tenants {
     /// All of them, sorted by name.
     pub fn all(&self) -> &[Arc<Entitlement>] {
         &self.entitlements
-    }
-
-    /// What the pool of this name can do, if that is known.
-    pub fn capacity(&self, pool: &str) -> Option<&Arc<Capacity>> {
-        let at = self.capacities.binary_search_by(|one| one.name.as_str().cmp(pool));
-        at.ok().and_then(|at| self.capacities.get(at))
-    }
-
-    /// What all pools can do of which it is known, sorted by name.
-    pub fn capacities(&self) -> &[Arc<Capacity>] {
-        &self.capacities
     }
 }
 
@@ -153,7 +141,7 @@ pub(super) fn tenants(node: &Node<'_>, pools: &[Arc<Pool>]) -> Result<Tenants, C
     }
     entitlements.sort_by(|a, b| a.name.cmp(&b.name));
     let tenants = Tenants {
-        capacities: capacities(node, Reserve::read(&members)?, pools, &entitlements)?,
+        reserve: Reserve::read(&members)?,
         hold: members.get("hold").map_or(Ok(HOLD), |node| hold(&node))?,
         sources: members.get("from").map_or(Ok(Vec::new()), |node| sources(&node))?,
         headers: members.get("ratelimit_headers").map_or(Ok(true), |node| node.flag())?,

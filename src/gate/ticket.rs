@@ -21,6 +21,8 @@ pub struct Ticket {
     pub(super) ratio_min: f64,
     /// The largest window that it may get to.
     pub(super) window: u64,
+    /// It went to another pool than by the thresholds.
+    pub(super) moved: bool,
     pub(super) reservation: Option<Reservation>,
 }
 
@@ -71,6 +73,12 @@ impl Ticket {
     fn unread_tokens(&self) -> u64 {
         let tokens = |bytes: u64| (bytes as f64 / self.ratio_min.max(1.0)).ceil() as u64;
         self.unread.map_or(self.window, |bytes| tokens(bytes).min(self.window))
+    }
+
+    /// Tokens that it may need, of a request that is nobody's.
+    pub(super) fn tokens(&self) -> u64 {
+        let known = self.estimated.as_ref().map_or(0, |estimated| estimated.budget.reserve);
+        known.max(self.unread_tokens())
     }
 
     /// What the request may need.
@@ -138,7 +146,8 @@ impl Used {
     /// What a tenant is charged. What nobody stated is never more than was
     /// reserved.
     pub(super) fn charge(&self, reservation: &Reservation) -> u64 {
-        let weights = &reservation.tenant().weights;
+        let Some(tenant) = reservation.tenant() else { return 0 };
+        let weights = &tenant.weights;
         let stated = self.stated.and_then(|usage| weights.of(&usage));
         stated.unwrap_or_else(|| weights.most(self.input, self.output).min(reservation.reserved()))
     }

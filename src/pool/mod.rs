@@ -1,5 +1,9 @@
 //! Which pool a request goes to.
 
+mod spill;
+
+pub use spill::{Load, Spill, SpillLaw, ThresholdRange, follow, place};
+
 use crate::config::{Model, OutputReserve, Pool};
 use crate::estimate::Estimate;
 use crate::request::RequestFacts;
@@ -97,7 +101,7 @@ mod tests {
     use crate::request::{Api, Cap};
     use proptest::prelude::*;
 
-    fn model(lens: &[(u64, u64)]) -> Model {
+    pub(super) fn model(lens: &[(u64, u64)]) -> Model {
         let pool = |&(max_model_len, threshold): &(u64, u64)| {
             let name = max_model_len.to_string();
             Arc::new(Pool {
@@ -107,6 +111,8 @@ mod tests {
                 threshold,
                 stream_usage: StreamUsage::Off,
                 capacity: None,
+                spill: None,
+                threshold_range: None,
             })
         };
         Model { matches: Match::Any, pools: lens.iter().map(pool).collect() }

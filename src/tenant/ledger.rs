@@ -12,8 +12,9 @@ use super::entitlement::Entitlement;
 use super::outcome::{Admission, Cause, Refusal, Standing, Status};
 use super::pool::{Capacity, PoolAccount, Taken, Who};
 use super::slot::LAYOUT;
-use crate::config::TenantClass;
+use crate::config::{Pool, TenantClass};
 use crate::estimate::hash;
+use crate::pool::Load;
 use crate::share::{Slots, Updated};
 use crate::time::{Instant, Span};
 use std::sync::Arc;
@@ -45,23 +46,23 @@ impl Ask {
     }
 }
 
-/// What a request reserved. Give it back to [`Ledger::settle`].
+/// What a request reserved, or what of it is still to be given back. Give it
+/// to [`Ledger::settle`].
 #[derive(Debug)]
 pub struct Reservation {
-    tenant: Arc<Entitlement>,
-    held: HeldBoth,
+    tenant: Option<(Arc<Entitlement>, HeldBoth)>,
     pool: Option<(Arc<Capacity>, Taken)>,
 }
 
 impl Reservation {
-    /// Whose it is.
-    pub fn tenant(&self) -> &Arc<Entitlement> {
-        &self.tenant
+    /// Whose it is, if tenants are told apart.
+    pub fn tenant(&self) -> Option<&Arc<Entitlement>> {
+        self.tenant.as_ref().map(|(tenant, _)| tenant)
     }
 
-    /// What was charged.
+    /// What its tenant was charged.
     pub fn reserved(&self) -> u64 {
-        self.held.reserved()
+        self.tenant.as_ref().map_or(0, |(_, held)| held.reserved())
     }
 }
 
@@ -72,14 +73,6 @@ pub struct Used {
     pub charge: u64,
     /// Its tokens.
     pub tokens: u64,
-}
-
-/// A settlement, or what of it is still to be made.
-#[derive(Debug)]
-struct Pending {
-    tenant: Option<(Arc<Entitlement>, HeldBoth)>,
-    pool: Option<(Arc<Capacity>, Taken)>,
-    used: Used,
 }
 
 /// What a slot holds.
@@ -129,7 +122,8 @@ pub struct Ledger {
     instance: u64,
     /// Who reserves: a number that no other worker has or had.
     incarnation: u64,
-    pending: Vec<Pending>,
+    /// Settlements that are still to be made, in part or whole.
+    pending: Vec<(Reservation, Used)>,
     lost: u64,
     /// When this worker last looked, and since when it has looked often enough
     /// to tell who is dead.
@@ -208,7 +202,70 @@ impl Ledger {
             // Whatever the pool says, it is promised.
             pool = self.take(slots, now, ask, capacity, standing).unwrap_or(None);
         }
-        Admission::Admitted(Reservation { tenant: Arc::clone(tenant), held, pool }, standing)
+        let tenant = Some((Arc::clone(tenant), held));
+        Admission::Admitted(Reservation { tenant, pool }, standing)
+    }
+
+    /// Takes room in a pool for a request that is nobody's, whatever there is.
+    pub fn occupy(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        capacity: &Arc<Capacity>,
+        tokens: u64,
+    ) -> Option<Reservation> {
+        let mut taken = None;
+        let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+            taken = pool.occupy(capacity, now, self.incarnation, tokens);
+            taken.is_some()
+        });
+        let taken = taken.filter(|_| updated == Updated::Done)?;
+        Some(Reservation { tenant: None, pool: Some((Arc::clone(capacity), taken)) })
+    }
+
+    /// How a pool stands for a request of so many tokens.
+    pub fn load(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        capacity: &Capacity,
+        tokens: u64,
+    ) -> Option<Load> {
+        let mut load = None;
+        self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+            load = Some(pool.load(capacity, now, tokens));
+            false
+        });
+        load
+    }
+
+    /// Takes a look at the pools' pressures, each tick of one worker, and lets
+    /// thresholds follow: `pairs` has pools and the next larger ones.
+    pub fn watch<'a>(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        pools: &[Arc<Capacity>],
+        pairs: impl Iterator<Item = (&'a Pool, &'a Pool)>,
+    ) {
+        let mut means = Vec::with_capacity(pools.len());
+        for capacity in pools {
+            let mut mean = 0;
+            self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+                mean = pool.watch(capacity, now);
+                true
+            });
+            means.push((&capacity.name, mean));
+        }
+        for (own, larger) in pairs {
+            let larger = means.iter().find(|(name, _)| **name == larger.name);
+            if let (Some(range), Some((_, larger))) = (own.threshold_range, larger) {
+                self.change(slots, hash(own.name.as_bytes()), |pool: &mut PoolAccount| {
+                    pool.follow(own.threshold, range, *larger);
+                    true
+                });
+            }
+        }
     }
 
     /// Whether the tenant's own limits cover a request, as far as can be seen
@@ -268,7 +325,7 @@ impl Ledger {
     fn give_back(&self, slots: &mut dyn Slots, now: Instant, pool: Option<(Arc<Capacity>, Taken)>) {
         if let Some((capacity, taken)) = pool {
             self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
-                pool.settle(now, &taken, 0);
+                pool.settle(&capacity, now, &taken, 0);
                 true
             });
         }
@@ -283,16 +340,18 @@ impl Ledger {
         reservation: &mut Reservation,
         need: Need,
     ) -> Option<Settled> {
-        let Reservation { tenant, held, pool } = reservation;
-        let mut lowered = None;
-        let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
-            let mut held = held.clone();
-            let settled = accounts.lower(now, &mut held, need);
-            lowered = Some((held, settled));
-            true
-        });
-        let (less, settled) = lowered.filter(|_| updated == Updated::Done)?;
-        *held = less;
+        let Reservation { tenant, pool } = reservation;
+        let mut settled = Settled::default();
+        if let Some((tenant, held)) = tenant {
+            let mut lowered = None;
+            let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+                let mut held = held.clone();
+                settled = accounts.lower(now, &mut held, need);
+                lowered = Some(held);
+                true
+            });
+            *held = lowered.filter(|_| updated == Updated::Done)?;
+        }
         if let Some((capacity, taken)) = pool {
             let mut lowered = None;
             let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
@@ -318,10 +377,9 @@ impl Ledger {
         reservation: Reservation,
         used: Used,
     ) -> Option<Settled> {
-        let Reservation { tenant, held, pool } = reservation;
-        let mut pending = Pending { tenant: Some((tenant, held)), pool, used };
-        let settled = self.try_settle(slots, now, &mut pending);
-        self.keep(pending);
+        let mut reservation = reservation;
+        let settled = self.try_settle(slots, now, &mut reservation, used);
+        self.keep(reservation, used);
         settled
     }
 
@@ -330,41 +388,42 @@ impl Ledger {
         &self,
         slots: &mut dyn Slots,
         now: Instant,
-        pending: &mut Pending,
+        reservation: &mut Reservation,
+        used: Used,
     ) -> Option<Settled> {
         let mut settled = None;
-        if let Some((tenant, held)) = &pending.tenant {
+        if let Some((tenant, held)) = &reservation.tenant {
             let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
-                settled = Some(accounts.settle(now, held, pending.used.charge));
+                settled = Some(accounts.settle(now, held, used.charge));
                 true
             });
             if updated == Updated::Done {
-                pending.tenant = None;
+                reservation.tenant = None;
             } else {
                 settled = None;
             }
         }
-        if let Some((capacity, taken)) = &pending.pool {
+        if let Some((capacity, taken)) = &reservation.pool {
             let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
-                pool.settle(now, taken, pending.used.tokens);
+                pool.settle(capacity, now, taken, used.tokens);
                 true
             });
             if updated == Updated::Done {
-                pending.pool = None;
+                reservation.pool = None;
             }
         }
         settled
     }
 
-    fn keep(&mut self, pending: Pending) {
-        if pending.tenant.is_none() && pending.pool.is_none() {
+    fn keep(&mut self, rest: Reservation, used: Used) {
+        if rest.tenant.is_none() && rest.pool.is_none() {
             return;
         }
         if self.pending.len() >= PENDING_MAX {
             self.pending.remove(0);
             self.lost += 1;
         }
-        self.pending.push(pending);
+        self.pending.push((rest, used));
     }
 
     /// Settles what waits, and takes back what dead workers hold of these
@@ -378,9 +437,9 @@ impl Ledger {
         pools: &[Arc<Capacity>],
         alive: impl Fn(u64) -> bool,
     ) -> Ticked {
-        for mut pending in core::mem::take(&mut self.pending) {
-            self.try_settle(slots, now, &mut pending);
-            self.keep(pending);
+        for (mut reservation, used) in core::mem::take(&mut self.pending) {
+            self.try_settle(slots, now, &mut reservation, used);
+            self.keep(reservation, used);
         }
         let mut ticked = Ticked { lost: core::mem::take(&mut self.lost), expired: 0 };
         if now.since(self.looked) > ASLEEP {

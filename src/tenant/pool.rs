@@ -26,6 +26,7 @@ use super::slot;
 use crate::bytes::{put, take, take_u64};
 use crate::config::TenantClass;
 use crate::estimate::hash;
+use crate::pool::{Load, Spill, SpillLaw, ThresholdRange, follow};
 use crate::time::{Instant, Span};
 
 const MAGIC: [u8; 4] = *b"TGpl";
@@ -49,6 +50,8 @@ pub const HOLD_TICK: Span = Span::from_millis(10);
 const SETTLED: Span = Span::from_millis(20);
 /// A worker that did not look for so long does not wait any more.
 const GONE: Span = Span::from_millis(250);
+/// A pool that never spills takes others' requests up to this pressure.
+const TAKES: u64 = 900;
 
 /// What a pool can do, and what of it is promised.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +65,8 @@ pub struct Capacity {
     pub kept: (u64, u64),
     /// Tokens that a tenant which was short comes first with, at the most.
     pub credit: u64,
+    /// When it sends elsewhere what another pool can take, if ever.
+    pub spill: Option<SpillLaw>,
 }
 
 impl Capacity {
@@ -138,6 +143,11 @@ pub struct PoolAccount {
     flows: Vec<Flow>,
     /// In no order, one for each worker.
     heads: Vec<Head>,
+    spill: Spill,
+    /// The pressure, averaged over some ticks.
+    mean: u64,
+    /// Its threshold now; 0 for the configured one.
+    threshold: u64,
 }
 
 impl PoolAccount {
@@ -186,6 +196,7 @@ impl PoolAccount {
             flow.time = flow.time.saturating_add(time);
             flow.open = flow.open.saturating_add(time);
         }
+        self.observe(capacity, now);
         Ok(Taken { all: held, kept, who, tokens })
     }
 
@@ -200,8 +211,72 @@ impl PoolAccount {
         }
     }
 
+    /// Takes room for a request that is nobody's, whatever there is.
+    pub fn occupy(
+        &mut self,
+        capacity: &Capacity,
+        now: Instant,
+        incarnation: u64,
+        tokens: u64,
+    ) -> Option<Taken> {
+        let nobody = Who { key: 0, class: TenantClass::Guaranteed, weight: 1 };
+        self.admit(capacity, now, incarnation, nobody, tokens).ok()
+    }
+
+    /// How it stands for a request of so many tokens.
+    pub fn load(&self, capacity: &Capacity, now: Instant, tokens: u64) -> Load {
+        let pressure = self.pressure(capacity, (0, 0));
+        let mut spill = self.spill;
+        if let Some(law) = &capacity.spill {
+            spill.observe(law, now, pressure);
+        }
+        Load {
+            pressure,
+            spills: capacity.spill.is_some() && spill.is_on(),
+            adds: self.pressure(capacity, (tokens, 1)).saturating_sub(pressure),
+            takes: capacity.spill.map_or(TAKES, |law| law.enter),
+            threshold: Some(self.threshold).filter(|threshold| *threshold > 0),
+        }
+    }
+
+    /// The fullest of what it has so much of, in thousandths, with more open.
+    fn pressure(&self, capacity: &Capacity, (tokens, requests): (u64, u64)) -> u64 {
+        let (open_tokens, open_requests) = self.all.open();
+        let of = |open: u64, more: u64, max: Option<u64>| {
+            max.map_or(0, |max| open.saturating_add(more).saturating_mul(1000) / max.max(1))
+        };
+        let limits = &capacity.limits;
+        of(open_tokens, tokens, limits.tokens_in_flight).max(of(
+            open_requests,
+            requests,
+            limits.requests,
+        ))
+    }
+
+    fn observe(&mut self, capacity: &Capacity, now: Instant) {
+        if let Some(law) = &capacity.spill {
+            let pressure = self.pressure(capacity, (0, 0));
+            self.spill.observe(law, now, pressure);
+        }
+    }
+
+    /// Takes a look at the pressure, each tick of one worker. Returns its mean.
+    pub fn watch(&mut self, capacity: &Capacity, now: Instant) -> u64 {
+        self.observe(capacity, now);
+        self.mean =
+            (self.mean.saturating_mul(4).saturating_add(self.pressure(capacity, (0, 0)))) / 5;
+        self.mean
+    }
+
+    /// Moves the threshold, which the configuration sets to so much, by its own
+    /// pressure and that of the next larger pool.
+    pub fn follow(&mut self, configured: u64, range: ThresholdRange, larger: u64) {
+        let known = if self.threshold == 0 { configured } else { self.threshold };
+        self.threshold = follow(known, range, self.mean, larger);
+    }
+
     /// Ends a request that used so many tokens.
-    pub fn settle(&mut self, now: Instant, taken: &Taken, actual: u64) {
+    pub fn settle(&mut self, capacity: &Capacity, now: Instant, taken: &Taken, actual: u64) {
         self.all.settle(now, &taken.all, actual);
         if let Some(kept) = &taken.kept {
             self.kept.settle(now, kept, actual);
@@ -213,6 +288,7 @@ impl PoolAccount {
             flow.served = flow.served.saturating_add(actual);
             flow.touched = now;
         }
+        self.observe(capacity, now);
     }
 
     /// Gives back a part of the room that an open request took.
@@ -397,8 +473,8 @@ impl PoolAccount {
 /// The slot's bytes.
 mod layout {
     use super::{
-        Account, FLOWS_MAX, Flow, HEADS_MAX, Head, Instant, MAGIC, PoolAccount, TenantClass, Who,
-        put, slot, take, take_u64,
+        Account, FLOWS_MAX, Flow, HEADS_MAX, Head, Instant, MAGIC, PoolAccount, Spill, TenantClass,
+        Who, put, slot, take, take_u64,
     };
 
     impl PoolAccount {
@@ -428,6 +504,8 @@ mod layout {
                 let (since, seen) = (head.since.as_nanos(), head.seen.as_nanos());
                 put(&mut bytes, &[head.incarnation, head.key, since, seen]);
             }
+            put(&mut bytes, &self.spill.encode());
+            put(&mut bytes, &[self.mean, self.threshold]);
             bytes
         }
 
@@ -464,7 +542,9 @@ mod layout {
                     seen: Instant::from_nanos(take_u64(rest)?),
                 });
             }
-            rest.is_empty().then_some(Self { all, kept, flows, heads })
+            let spill = Spill::decode([take_u64(rest)?, take_u64(rest)?]);
+            let (mean, threshold) = (take_u64(rest)?, take_u64(rest)?);
+            rest.is_empty().then_some(Self { all, kept, flows, heads, spill, mean, threshold })
         }
     }
 }

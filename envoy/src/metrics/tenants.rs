@@ -1,6 +1,6 @@
 //! What tenants were let through, charged and promised.
 
-use super::{raise, raise_by, record};
+use super::{raise, raise_by, record, set};
 use crate::host::{Counter, Gauge, Histogram};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,8 +33,6 @@ pub(crate) struct TenantMetrics {
     hold_time: Option<Histogram>,
     /// In the order of the configuration's tenants, sorted by name.
     each: Vec<(String, EachTenant)>,
-    /// In the order of the configuration's capacities, sorted by name.
-    pools: Vec<AccountGauges>,
     /// Tokens that each tenant's requests had used at the last ticks.
     served: RefCell<VecDeque<Vec<u64>>>,
 }
@@ -54,7 +52,7 @@ struct EachTenant {
 }
 
 #[derive(Clone, Copy)]
-struct AccountGauges {
+pub(super) struct AccountGauges {
     tokens: Option<Gauge>,
     requests: Option<Gauge>,
     left: Option<Gauge>,
@@ -63,7 +61,7 @@ struct AccountGauges {
 
 impl AccountGauges {
     /// Of a `tenant` or a `pool` of this name.
-    fn define(kind: &str, name: &str, gauge: impl Fn(&str) -> Option<Gauge>) -> Self {
+    pub(super) fn define(kind: &str, name: &str, gauge: impl Fn(&str) -> Option<Gauge>) -> Self {
         Self {
             tokens: gauge(&format!("{kind}_tokens_in_flight.{name}")),
             requests: gauge(&format!("{kind}_requests.{name}")),
@@ -72,7 +70,7 @@ impl AccountGauges {
         }
     }
 
-    fn set(&self, status: &Status) {
+    pub(super) fn set(&self, status: &Status) {
         set(self.tokens, status.tokens);
         set(self.requests, status.requests);
         set(self.left, status.left);
@@ -104,12 +102,7 @@ impl TenantMetrics {
             held: count("held"),
             left: count("held_left"),
             hold_time: histogram("hold_time"),
-            each: each(tenants, count, gauge),
-            pools: tenants
-                .capacities()
-                .iter()
-                .map(|capacity| AccountGauges::define("pool", &capacity.name, gauge))
-                .collect(),
+            each: each(tenants, !config.capacities.is_empty(), count, gauge),
             served: RefCell::default(),
         }
     }
@@ -176,13 +169,6 @@ impl TenantMetrics {
         }
     }
 
-    /// Shows how the account of the pool at this place stands.
-    pub(crate) fn set_pool(&self, at: usize, status: &Status) {
-        if let Some(gauges) = self.pools.get(at) {
-            gauges.set(status);
-        }
-    }
-
     /// Shows each tenant's share of the last ticks, from what its requests used
     /// so far.
     pub(crate) fn set_shares(&self, served: Vec<u64>) {
@@ -199,14 +185,11 @@ impl TenantMetrics {
         }
     }
 
-    /// This configuration is gone. The gauges that the next one has as well are
-    /// set again at its next tick.
-    pub(crate) fn retire(&self) {
-        let tenants = self.each.iter().filter_map(|(_, each)| each.gauges);
-        for gauges in tenants.chain(self.pools.iter().copied()) {
-            gauges.set(&Status::default());
-        }
+    pub(super) fn retire(&self) {
         for (_, each) in &self.each {
+            if let Some(gauges) = each.gauges {
+                gauges.set(&Status::default());
+            }
             set(each.share, 0);
         }
     }
@@ -214,6 +197,7 @@ impl TenantMetrics {
 
 fn each(
     tenants: &Tenants,
+    shared: bool,
     count: &impl Fn(&str) -> Option<Counter>,
     gauge: &impl Fn(&str) -> Option<Gauge>,
 ) -> Vec<(String, EachTenant)> {
@@ -226,7 +210,6 @@ fn each(
         share: None,
     };
     let all = tenants.all();
-    let shared = !tenants.capacities().is_empty();
     let other = (all.len() > TENANTS_MAX).then(|| counters("other"));
     let metrics = |(at, name): (usize, &String)| {
         other.filter(|_| at >= TENANTS_MAX).unwrap_or_else(|| EachTenant {
@@ -237,10 +220,4 @@ fn each(
     };
     let names = all.iter().map(|tenant| &tenant.name);
     names.enumerate().map(|(at, name)| (name.clone(), metrics((at, name)))).collect()
-}
-
-fn set(gauge: Option<Gauge>, value: u64) {
-    if let Some(gauge) = gauge {
-        gauge.set(value);
-    }
 }

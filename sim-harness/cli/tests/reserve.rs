@@ -136,7 +136,7 @@ fn delivered(
         }
         let (mut ticket, _) = gate.open(settings, Body::Whole(facts.clone()));
         let now = Instant::from_nanos(request.arrival);
-        match gate.admit(now, &mut memory, tenants, tenant, &mut ticket, None) {
+        match gate.admit(now, &mut memory, &config, tenant, &mut ticket, None) {
             Admission::Admitted(..) => {
                 open.insert(number, ticket);
                 let took = FIRST + EACH * u64::from(request.output_tokens);

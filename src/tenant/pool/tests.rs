@@ -12,6 +12,7 @@ fn capacity() -> Capacity {
         limits: Limits { tokens_in_flight: Some(1000), requests: Some(4), ..Limits::default() },
         kept: (200, 1),
         credit: 500,
+        spill: None,
     }
 }
 
@@ -35,7 +36,7 @@ fn others_get_what_is_not_kept() {
     let second = ask(GUARANTEED, 150).unwrap();
     assert!(ask(GUARANTEED, 9999).is_ok());
     for taken in [first, second] {
-        pool.settle(at(0), &taken, 150);
+        pool.settle(&capacity, at(0), &taken, 150);
     }
     assert_eq!(pool.open(), (10_799, 2));
 }
@@ -46,7 +47,7 @@ fn what_is_larger_than_all_that_is_left_passes_alone() {
     capacity.limits.laws[0] = Some(Law::per_second(100, 300, 300));
     let small = pool.admit(&capacity, at(0), 1, who(1, ELASTIC), 10).unwrap();
     assert!(pool.admit(&capacity, at(0), 1, who(2, ELASTIC), 900).is_err());
-    pool.settle(at(0), &small, 10);
+    pool.settle(&capacity, at(0), &small, 10);
     // The rate lets it through once its bucket is full.
     assert_eq!(pool.admit(&capacity, at(0), 1, who(2, ELASTIC), 900), Err(Span::from_millis(100)));
     assert!(pool.admit(&capacity, at(100), 1, who(2, ELASTIC), 900).is_ok());
@@ -61,14 +62,14 @@ fn another_worker_s_first_request_counts_when_it_has_waited_and_only_while_it_lo
     // The second one had less than the first; then worker 1 holds a request of it.
     for (who, tokens) in [(b, 10), (a, 100)] {
         let taken = pool.admit(&capacity, at(0), 1, who, tokens).unwrap();
-        pool.settle(at(0), &taken, tokens);
+        pool.settle(&capacity, at(0), &taken, tokens);
     }
     assert!(pool.publish(at(10), 1, &[b]));
     assert!(!pool.publish(at(20), 1, &[b]), "nothing new");
     let mut asks = |millis, worker, who| {
         let taken = pool.admit(&capacity, at(millis), worker, who, 1);
         taken.is_ok_and(|taken| {
-            pool.settle(at(millis), &taken, 0);
+            pool.settle(&capacity, at(millis), &taken, 0);
             true
         })
     };
@@ -88,7 +89,7 @@ fn who_was_refused_is_expected_back_and_lower_classes_stay_out() {
     let all = pool.admit(&capacity, at(0), 1, who(9, SPOT), 800).unwrap();
     assert!(pool.admit(&capacity, at(0), 1, who(1, ELASTIC), 1).is_err());
     pool.want(at(0), 1, Some(Span::from_secs(1)));
-    pool.settle(at(0), &all, 800);
+    pool.settle(&capacity, at(0), &all, 800);
     assert!(pool.admit(&capacity, at(1499), 1, who(9, SPOT), 1).is_err());
     assert!(pool.admit(&capacity, at(1499), 1, who(3, ELASTIC), 1).is_ok());
     assert!(pool.admit(&capacity, at(1500), 1, who(9, SPOT), 1).is_ok());
@@ -96,7 +97,7 @@ fn who_was_refused_is_expected_back_and_lower_classes_stay_out() {
     assert!(pool.admit(&capacity, at(1500), 1, who(1, ELASTIC), 900).is_err());
     pool.want(at(1500), 1, Some(Span::from_secs(1)));
     let more = pool.admit(&capacity, at(1500), 1, who(3, ELASTIC), 502).unwrap();
-    pool.settle(at(1500), &more, 502);
+    pool.settle(&capacity, at(1500), &more, 502);
     assert!(pool.admit(&capacity, at(1500), 1, who(3, ELASTIC), 1).is_err());
     assert!(pool.admit(&capacity, at(3001), 1, who(3, ELASTIC), 1).is_ok());
 }
@@ -106,7 +107,7 @@ fn tenants_that_nobody_saw_for_longest_make_room() {
     let (capacity, mut pool) = (capacity(), PoolAccount::default());
     for key in 0..=FLOWS_MAX as u64 {
         let taken = pool.admit(&capacity, at(key), 1, who(key, ELASTIC), 10).unwrap();
-        pool.settle(at(key), &taken, 7);
+        pool.settle(&capacity, at(key), &taken, 7);
     }
     assert_eq!((pool.flows.len(), pool.served(0), pool.served(1)), (FLOWS_MAX, 0, 7));
 }
@@ -128,7 +129,7 @@ proptest! {
                 pool.lower(at(now), &mut taken, tokens / 2);
                 prop_assert!(taken.tokens <= tokens / 2);
                 if millis % 2 == 0 {
-                    pool.settle(at(now), &taken, tokens);
+                    pool.settle(&capacity, at(now), &taken, tokens);
                 } else {
                     open.push(taken);
                 }

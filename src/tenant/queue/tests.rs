@@ -99,6 +99,7 @@ impl World {
             limits: Limits { requests: Some(SLOTS), ..Limits::default() },
             kept: (0, 0),
             credit: 10_000,
+            spill: None,
         };
         edit(&mut capacity);
         let capacity = Arc::new(capacity);
