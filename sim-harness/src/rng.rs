@@ -70,6 +70,40 @@ impl Pcg {
         // `1 - unit` is never 0, so the logarithm is finite.
         -mean * libm::log(1.0 - self.unit())
     }
+
+    /// A normal number of mean 0 and deviation 1 (Marsaglia's polar method).
+    pub fn normal(&mut self) -> f64 {
+        loop {
+            let (x, y) = (2.0 * self.unit() - 1.0, 2.0 * self.unit() - 1.0);
+            let square = x * x + y * y;
+            if square > 0.0 && square < 1.0 {
+                return x * (-2.0 * libm::log(square) / square).sqrt();
+            }
+        }
+    }
+
+    /// A gamma number of this shape, above 0, and mean 1 (Marsaglia and Tsang,
+    /// "A Simple Method for Generating Gamma Variables", 2000). Its coefficient
+    /// of variation is `1 / sqrt(shape)`.
+    pub fn gamma(&mut self, shape: f64) -> f64 {
+        // A small shape is a larger one's, made smaller.
+        let (base, boost) = if shape < 1.0 {
+            (shape + 1.0, libm::pow(1.0 - self.unit(), 1.0 / shape))
+        } else {
+            (shape, 1.0)
+        };
+        let d = base - 1.0 / 3.0;
+        let c = 1.0 / (9.0 * d).sqrt();
+        loop {
+            let x = self.normal();
+            let v = 1.0 + c * x;
+            let v = v * v * v;
+            if v > 0.0 && libm::log(1.0 - self.unit()) < 0.5 * x * x + d * (1.0 - v + libm::log(v))
+            {
+                return d * v * boost / shape;
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -103,5 +137,23 @@ mod tests {
         let mut pcg = Pcg::new(3, 9);
         let sum: f64 = (0..20_000).map(|_| pcg.exponential(5.0)).sum();
         assert!((sum / 20_000.0 - 5.0).abs() < 0.15, "{}", sum / 20_000.0);
+    }
+
+    #[test]
+    fn gamma_and_normal_have_their_means_and_deviations() {
+        let figures = |draw: &mut dyn FnMut() -> f64| {
+            let all: Vec<f64> = (0..40_000).map(|_| draw()).collect();
+            let mean = all.iter().sum::<f64>() / 40_000.0;
+            let variance = all.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / 40_000.0;
+            (mean, variance.sqrt())
+        };
+        let mut pcg = Pcg::new(5, 1);
+        let (mean, deviation) = figures(&mut || pcg.normal());
+        assert!(mean.abs() < 0.02 && (deviation - 1.0).abs() < 0.02, "{mean} {deviation}");
+        for cv in [0.5, 1.0, 2.0, 3.0] {
+            let (mean, deviation) = figures(&mut || pcg.gamma(1.0 / (cv * cv)));
+            assert!((mean - 1.0).abs() < 0.05, "{cv}: mean {mean}");
+            assert!((deviation / cv - 1.0).abs() < 0.05, "{cv}: deviation {deviation}");
+        }
     }
 }

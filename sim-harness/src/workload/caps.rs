@@ -39,22 +39,29 @@ impl FromStr for CapPolicy {
     }
 }
 
+impl CapPolicy {
+    /// The cap of a request that will produce so many tokens.
+    ///
+    /// An output of which no step is the double (above 4,096 tokens) goes
+    /// without a cap: a client that expects that much does not cut it off.
+    pub fn draw(self, output_tokens: u32, rng: &mut Pcg) -> Option<u32> {
+        match self {
+            Self::None => None,
+            Self::Actual => Some(output_tokens),
+            Self::Ladder if rng.chance(LADDER_NONE_SHARE) => None,
+            Self::Ladder => {
+                let wanted = output_tokens.saturating_mul(2);
+                LADDER_STEPS.into_iter().find(|&step| step >= wanted)
+            }
+        }
+    }
+}
+
 /// Sets every request's cap.
-///
-/// An output of which no step is the double (above 4,096 tokens) goes without
-/// a cap: a client that expects that much does not cut it off.
 pub fn apply_caps(requests: &mut [Request], policy: CapPolicy, seed: u64) {
     let mut rng = Pcg::new(seed, STREAM_CAPS);
     for request in requests {
-        request.cap = match policy {
-            CapPolicy::None => None,
-            CapPolicy::Actual => Some(request.output_tokens),
-            CapPolicy::Ladder if rng.chance(LADDER_NONE_SHARE) => None,
-            CapPolicy::Ladder => {
-                let wanted = request.output_tokens.saturating_mul(2);
-                LADDER_STEPS.into_iter().find(|&step| step >= wanted)
-            }
-        };
+        request.cap = policy.draw(request.output_tokens, &mut rng);
     }
 }
 
