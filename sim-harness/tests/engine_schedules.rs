@@ -15,8 +15,8 @@ use std::cell::RefCell;
 use std::fmt::Write as _;
 
 use tidegate_sim::engine::{
-    Config, Disaggregated, Engine, Event, Fcfs, Job, JobId, Policy, Priority, Replica, Sink,
-    StepTime, Transfer, What, Work,
+    Config, Disaggregated, Engine, Event, Fcfs, Job, JobId, Linear, Policy, Priority, Replica,
+    Sink, StepTime, Transfer, What, Work,
 };
 
 /// Writes down every step, as its time is asked for.
@@ -482,4 +482,34 @@ fn prompts_are_fetched_from_the_replica_that_computed_them() {
 @310 D is fetched until 323
 ";
     assert_eq!(log.text.into_inner(), expected);
+}
+
+/// What has come out for a client that leaves is what its events said.
+#[test]
+fn told_is_what_the_events_told() {
+    for async_scheduling in [false, true] {
+        let config = Config { async_scheduling, every_token: true, ..Config::default() };
+        let mut replica = Replica::new(config, Linear::default()).unwrap();
+        let mut seen = std::collections::BTreeMap::new();
+        for nth in 0..12_u32 {
+            let job = Job::new(1 + nth * 900, 1 + nth * 3);
+            seen.insert(replica.submit(0, &job).unwrap(), (0, job.output_tokens));
+        }
+        while let Some(at) = replica.next_event() {
+            let mut events: Vec<Event> = Vec::new();
+            replica.advance(at, &mut events);
+            for event in events {
+                if let What::Token { nth, .. } = event.what {
+                    seen.get_mut(&event.job).unwrap().0 = nth;
+                }
+            }
+            for (job, (told, output)) in &seen {
+                let expected = if told == output { 0 } else { *told };
+                let found = replica.told(*job);
+                // With its last token under way, one may be missing.
+                let last = async_scheduling && expected + 1 == *output && found + 1 == expected;
+                assert!(found == expected || last, "{job}: {found}, {told} of {output}");
+            }
+        }
+    }
 }

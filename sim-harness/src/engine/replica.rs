@@ -119,6 +119,15 @@ impl<T: StepTime> Replica<T> {
         there
     }
 
+    /// Tokens of a job that have come out; 0 for one that is gone. Steps that are
+    /// under way are taken to bring it one each: for a job that is in fewer of
+    /// them, as it made room or has its last token under way, it is too few by
+    /// one or two.
+    pub fn told(&self, job: JobId) -> u32 {
+        let rank = (job % self.ranks.len() as u64) as usize;
+        self.ranks.get(rank).map_or(0, |rank| rank.told(job, self.steps.len()))
+    }
+
     /// While a step runs, the next one is composed at its end.
     fn wake(&mut self, now: u64) {
         if self.steps.is_empty() {

@@ -207,6 +207,18 @@ impl Scheduler {
         true
     }
 
+    /// Tokens of a job that have come out while `composed` steps are still under
+    /// way; 0 for a job that is gone.
+    pub(super) fn told(&self, job: JobId, composed: usize) -> u32 {
+        let place = ((job / self.rank.1) & ((1 << PLACE_BITS) - 1)) as u32;
+        let Some(sequence) = self.sequences.get(place).filter(|s| s.job == job) else { return 0 };
+        if sequence.stage == Stage::Gone || sequence.first_token == 0 {
+            return 0;
+        }
+        // Each of those steps brings one more token, none of them the first.
+        self.ticket(place).produced.saturating_sub(composed as u32).max(1)
+    }
+
     fn ticket(&self, place: u32) -> Ticket {
         let sequence = self.sequences.at(place);
         Ticket {
