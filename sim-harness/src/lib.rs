@@ -10,6 +10,7 @@
 //!   their times come out.
 //! - [`histogram`]: many numbers in little memory.
 //! - [`kernels`]: times of single GPU kernels, from a sweep or a data sheet.
+//! - [`texts`]: real texts of several kinds, and how many tokens they are.
 //! - [`rng`]: the one seeded source of randomness.
 //!
 //! All times are whole nanoseconds from a start that the caller chooses.
@@ -18,6 +19,7 @@ pub mod engine;
 pub mod histogram;
 pub mod kernels;
 pub mod rng;
+pub mod texts;
 pub mod validate;
 pub mod workload;
 

@@ -5,97 +5,14 @@
 //! sentences, functions or records, cut to length; every length is counted
 //! again after the cut.
 
-mod seeds;
 mod words;
 
 use tidegate_sim::rng::Pcg;
+pub use tidegate_sim::texts::Kind;
+use tidegate_sim::texts::units;
 pub use words::Words;
 
 use crate::tokenizer::{TOKENS_PER_ANSWER, TOKENS_PER_MESSAGE, Tokenizer};
-
-/// What a text is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the variants are names of languages")]
-pub enum Kind {
-    English,
-    German,
-    Spanish,
-    Russian,
-    Chinese,
-    Japanese,
-    Arabic,
-    Hindi,
-    Rust,
-    Python,
-    C,
-    Json,
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Self; 12] = [
-        Self::English,
-        Self::German,
-        Self::Spanish,
-        Self::Russian,
-        Self::Chinese,
-        Self::Japanese,
-        Self::Arabic,
-        Self::Hindi,
-        Self::Rust,
-        Self::Python,
-        Self::C,
-        Self::Json,
-    ];
-
-    /// Its name, lower case.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::English => "english",
-            Self::German => "german",
-            Self::Spanish => "spanish",
-            Self::Russian => "russian",
-            Self::Chinese => "chinese",
-            Self::Japanese => "japanese",
-            Self::Arabic => "arabic",
-            Self::Hindi => "hindi",
-            Self::Rust => "rust",
-            Self::Python => "python",
-            Self::C => "c",
-            Self::Json => "json",
-        }
-    }
-
-    fn seeds(self) -> &'static [&'static str] {
-        match self {
-            Self::English => seeds::ENGLISH,
-            Self::German => seeds::GERMAN,
-            Self::Spanish => seeds::SPANISH,
-            Self::Russian => seeds::RUSSIAN,
-            Self::Chinese => seeds::CHINESE,
-            Self::Japanese => seeds::JAPANESE,
-            Self::Arabic => seeds::ARABIC,
-            Self::Hindi => seeds::HINDI,
-            Self::Rust => seeds::RUST,
-            Self::Python => seeds::PYTHON,
-            Self::C => seeds::C,
-            Self::Json => seeds::JSON,
-        }
-    }
-
-    /// What stands between two seeds.
-    fn glue(self) -> &'static str {
-        match self {
-            Self::English
-            | Self::German
-            | Self::Spanish
-            | Self::Russian
-            | Self::Arabic
-            | Self::Hindi => " ",
-            _ => "",
-        }
-    }
-}
 
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,9 +30,6 @@ pub const LEAST_CHAT_TOKENS: u32 = TOKENS_PER_ANSWER + MESSAGE_OVERHEAD + 1;
 /// Template and role of one message; each role is one token in both
 /// vocabularies (a test holds that).
 const MESSAGE_OVERHEAD: u32 = TOKENS_PER_MESSAGE + 1;
-
-/// How many variants of each seed are prepared.
-const VARIANTS: usize = 6;
 
 /// Prepared seeds with their token counts. Building one costs a few
 /// milliseconds; share it.
@@ -135,19 +49,11 @@ struct Unit {
 impl Library {
     /// Prepares the seeds of every kind for one tokenizer.
     pub fn new(tokenizer: Tokenizer) -> Self {
-        let mut rng = Pcg::new(0, 0);
-        let units = Kind::ALL
-            .into_iter()
-            .map(|kind| {
-                let variants = kind.seeds().iter().flat_map(|seed| [*seed; VARIANTS]);
-                let units = variants.map(|seed| {
-                    let text = fill(seed, &mut rng);
-                    // The glue becomes a part of the next word's first token.
-                    Unit { tokens: tokenizer.count(&text), text: text + kind.glue() }
-                });
-                (kind, units.collect())
-            })
-            .collect();
+        let units = units(|kind, text| Unit {
+            // The glue becomes a part of the next word's first token.
+            tokens: tokenizer.count(&text),
+            text: text + kind.glue(),
+        });
         Self { tokenizer, words: Words::new(tokenizer), units }
     }
 
@@ -245,19 +151,6 @@ impl Library {
             .map(|(role, length)| Message { role, content: self.text(kind, length, rng) })
             .collect()
     }
-}
-
-/// Fills a seed's `#` with numbers and its `@` with names.
-fn fill(seed: &str, rng: &mut Pcg) -> String {
-    let mut text = String::with_capacity(seed.len() + 16);
-    for c in seed.chars() {
-        match c {
-            '#' => text.push_str(&(2 + rng.below(97)).to_string()),
-            '@' => text.push_str(rng.pick(seeds::NAMES).copied().unwrap_or("item")),
-            c => text.push(c),
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Answers of an exact length: real English in which every piece is one token.
 
-use super::seeds::ONE_TOKEN;
+use tidegate_sim::texts::ONE_TOKEN;
+
 use crate::tokenizer::Tokenizer;
 
 /// A ring of one-token pieces. The piece at `start + i` is the answer's token

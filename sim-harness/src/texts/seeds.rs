@@ -167,7 +167,7 @@ pub(super) const NAMES: &[&str] = &[
 
 /// English whose every word and mark is one token in each vocabulary that the
 /// project embeds. Answers are made of it, so that their length is exact.
-pub(super) const ONE_TOKEN: &[&str] = &[
+pub const ONE_TOKEN: &[&str] = &[
     " The first answer is often the best, but it is good to look at the other side of the question.",
     " We can see that the water runs down the hill and into the river every year.",
     " When you open the door, the light comes on and the room is warm again.",
