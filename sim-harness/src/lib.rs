@@ -10,12 +10,14 @@
 //!   their times come out.
 //! - [`histogram`]: many numbers in little memory.
 //! - [`kernels`]: times of single GPU kernels, from a sweep or a data sheet.
+//! - [`fleet`]: gateways with the core's own gate in front of pools of replicas.
 //! - [`texts`]: real texts of several kinds, and how many tokens they are.
 //! - [`rng`]: the one seeded source of randomness.
 //!
 //! All times are whole nanoseconds from a start that the caller chooses.
 
 pub mod engine;
+pub mod fleet;
 pub mod histogram;
 pub mod kernels;
 pub mod rng;

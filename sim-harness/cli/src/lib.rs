@@ -5,6 +5,7 @@
 //!   them.
 //! - [`calibrate`]: scores of the estimators on known token counts.
 //! - [`demo`]: pools, a real Envoy and load, all on this machine.
+//! - [`scenario`]: files that say what fleet to simulate.
 //! - [`text`]: real text of an exact token length.
 //! - [`tokenizer`]: published vocabularies, embedded.
 //! - [`validate`]: replays of measured serving runs.
@@ -26,6 +27,7 @@ pub mod interrupt;
 pub mod prior;
 pub mod progress;
 pub mod replay;
+pub mod scenario;
 pub mod serve;
 pub mod stats;
 pub mod text;

@@ -6,6 +6,7 @@ mod engine;
 mod kernels;
 mod prior;
 mod replay;
+mod run;
 mod serve;
 mod step;
 mod validate;
@@ -15,6 +16,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use tidegate_sim::fleet::FleetError;
 use tidegate_sim::kernels::{CsvError, StoreError};
 
 use crate::calibrate::CalibrateError;
@@ -22,7 +24,8 @@ use crate::demo::DemoError;
 use crate::engine::RunError;
 use crate::files::FileError;
 use crate::interrupt;
-use crate::replay::{PromisesError, ReplayError, ScenarioError, WindowsError};
+use crate::replay::{PromisesError, ReplayError, WindowsError};
+use crate::scenario::ScenarioError;
 use crate::serve::{PoolsError, ServeError};
 use crate::validate::ValidateError;
 
@@ -47,6 +50,9 @@ enum Command {
     Prior(prior::Args),
     /// Run a trace through simulated replicas, in virtual time.
     Engine(Box<engine::Args>),
+    /// Run gateways with the filter's policy, pools and tenants' clients, in
+    /// virtual time.
+    Run(run::Args),
     /// Pools, a real Envoy with the filter, and load, all on this machine.
     Demo(demo::Args),
     /// Times of single GPU kernels: fit them, and score them against a sweep.
@@ -69,7 +75,7 @@ pub enum CommandError {
     /// The gateway's configuration.
     Windows(WindowsError),
     /// The tenants document.
-    Tenants(ScenarioError),
+    Tenants(crate::replay::ScenarioError),
     /// What the gateway's configuration promises them.
     Promises(PromisesError),
     /// The replay.
@@ -84,6 +90,10 @@ pub enum CommandError {
     Demo(DemoError),
     /// The simulation.
     Engine(RunError),
+    /// The scenario's file.
+    Scenario(ScenarioError),
+    /// The simulation of a fleet.
+    Fleet(FleetError),
     /// A table; carries the flag that named it.
     Csv(&'static str, CsvError),
     /// No data sheet has this name.
@@ -134,6 +144,8 @@ impl fmt::Display for CommandError {
             Self::Validate(error) => error.fmt(f),
             Self::Demo(error) => error.fmt(f),
             Self::Engine(error) => error.fmt(f),
+            Self::Scenario(error) => error.fmt(f),
+            Self::Fleet(error) => error.fmt(f),
             Self::Csv(flag, error) => write!(f, "{flag}: {error}"),
             Self::UnknownGpu { name, known } => {
                 write!(f, "--gpu: found {name:?}, allowed is one of {known}, or one of --gpus")
@@ -190,6 +202,7 @@ impl Cli {
             Command::Prior(args) => args.run(),
             Command::Demo(args) => args.run().await,
             Command::Engine(args) => args.run(),
+            Command::Run(args) => args.run(),
             Command::Kernels(args) => args.run(),
             Command::Step(args) => args.run(),
             Command::Validate(args) => args.run(),

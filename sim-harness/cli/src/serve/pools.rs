@@ -224,7 +224,8 @@ const ENGINE_FIELDS: [&str; 7] = [
 /// Tokens that the KV cache holds unless the document says otherwise.
 const KV_CACHE_TOKENS: u64 = 400_000;
 
-fn parse_timing(pool: &Fields) -> Result<Timing, FieldError> {
+/// How long the steps of a pool's replicas take: by `hardware` or `timing`.
+pub(crate) fn parse_timing(pool: &Fields) -> Result<Timing, FieldError> {
     if let Some(value) = pool.get("hardware") {
         if pool.get("timing").is_some() {
             return Err(pool.wrong("timing", "nothing beside hardware, which says it"));
@@ -300,7 +301,12 @@ fn by_priority(pool: &Fields) -> Result<bool, FieldError> {
     }
 }
 
-fn parse_engine(pool: &Fields, timing: &Timing, max_model_len: u32) -> Result<Config, FieldError> {
+/// How a pool's replicas schedule: `engine`.
+pub(crate) fn parse_engine(
+    pool: &Fields,
+    timing: &Timing,
+    max_model_len: u32,
+) -> Result<Config, FieldError> {
     let default = Config::default();
     let empty = Value::Object(serde_json::Map::new());
     let path = pool.at("engine");

@@ -1,0 +1,184 @@
+//! Gateways and their workers: what `envoy/src` does in Envoy, in virtual time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidegate::config::{Config, Inspect, Pool, Settings, Tenants};
+use tidegate::estimate::Tally;
+use tidegate::gate::{Answer, Body, Gate, Settlement, Ticket};
+use tidegate::request::{Api, Cap, RequestFacts};
+use tidegate::share::{Change, Exchange, Slots, Updated};
+use tidegate::time::Instant;
+
+use super::admission::{self, Admitted};
+use super::scenario::Gateways;
+use super::source::Ask;
+
+/// Bytes of a chat request's body beside its text.
+const BODY_AROUND: u64 = 120;
+
+/// The memory that the workers of one gateway share. Nothing in it is ever
+/// contended: an update takes no virtual time.
+#[derive(Debug, Default)]
+pub(super) struct Memory(BTreeMap<String, Vec<u8>>);
+
+impl Slots for Memory {
+    fn update(&mut self, name: &str, change: &mut Change<'_>) -> Updated {
+        if let Some(content) = self.0.get_mut(name) {
+            if let Some(new) = change(Some(content)) {
+                *content = new;
+            }
+        } else if let Some(new) = change(None) {
+            self.0.insert(name.to_owned(), new);
+        }
+        Updated::Done
+    }
+}
+
+#[derive(Debug)]
+struct Worker {
+    gate: Gate,
+    exchange: Exchange,
+    serving: bool,
+    gateway: usize,
+}
+
+/// All gateways. Workers are numbered through.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    config: Arc<Config>,
+    workers: Vec<Worker>,
+    memories: Vec<Memory>,
+    /// For a worker's number that is none.
+    lost: Memory,
+}
+
+/// What a gateway does with a request.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) ticket: Ticket,
+    /// Where it goes.
+    pub(super) pool: Arc<Pool>,
+    /// The largest pool of its model.
+    pub(super) largest: Arc<Pool>,
+    /// Nothing where there are no tenants.
+    pub(super) admitted: Option<Admitted>,
+    /// It goes up whatever was decided, and where it would go without a filter:
+    /// to the default pool.
+    pub(super) dry_run: bool,
+}
+
+impl Fleet {
+    pub(super) fn new(config: &Arc<Config>, gateways: Gateways) -> Self {
+        let mut memories: Vec<Memory> = Vec::new();
+        memories.resize_with(gateways.count as usize, Memory::default);
+        let mut workers = Vec::new();
+        for (gateway, memory) in memories.iter_mut().enumerate() {
+            for _ in 0..gateways.workers {
+                let incarnation = workers.len() as u64 + 1;
+                let mut gate = Gate::new(&config.name, incarnation);
+                gate.learner_mut().give(Arc::clone(&config.base().estimator.learned));
+                for tenant in config.tenants.iter().flat_map(Tenants::all) {
+                    gate.ledger().open(memory, tenant);
+                }
+                let exchange = Exchange::new(&config.name, incarnation);
+                workers.push(Worker { gate, exchange, serving: false, gateway });
+            }
+        }
+        Self { config: Arc::clone(config), workers, memories, lost: Memory::default() }
+    }
+
+    pub(super) fn workers(&self) -> u32 {
+        self.workers.len() as u32
+    }
+
+    fn at(&mut self, worker: u32) -> Option<(&mut Worker, &mut Memory)> {
+        let worker = self.workers.get_mut(worker as usize)?;
+        let memory = self.memories.get_mut(worker.gateway).unwrap_or(&mut self.lost);
+        Some((worker, memory))
+    }
+
+    /// A request comes to a worker: its body has been read, and it is decided.
+    pub(super) fn open(
+        &mut self,
+        now: u64,
+        worker: u32,
+        (tenant, model, path): (&str, &str, &str),
+        ask: &Ask,
+        text: Tally,
+    ) -> Option<Opened> {
+        let config = Arc::clone(&self.config);
+        let settings = config.settings(path.as_bytes(), b"", None);
+        let body = body(settings, model, ask, text);
+        let (Worker { gate, serving, .. }, memory) = self.at(worker)?;
+        *serving = true;
+        let (mut ticket, decision) = gate.open(settings, body);
+        let admitted = config.tenants.as_ref().map(|tenants| {
+            let name = settings.tenant.as_deref().unwrap_or(tenant);
+            let tenant = tenants.named(name.as_bytes()).unwrap_or_else(|| tenants.default());
+            admission::admit(gate, Instant::from_nanos(now), memory, tenant, &mut ticket)
+        });
+        let largest = settings.model(Some(model.as_bytes())).and_then(|model| model.pools.last());
+        let largest = Arc::clone(largest.unwrap_or(&settings.default_pool));
+        let dry_run = settings.dry_run;
+        let pool = if dry_run { Arc::clone(&settings.default_pool) } else { decision.pool };
+        Some(Opened { ticket, pool, largest, admitted, dry_run })
+    }
+
+    /// A request has ended.
+    pub(super) fn close(
+        &mut self,
+        now: u64,
+        worker: u32,
+        ticket: Ticket,
+        answer: &Answer<'_>,
+    ) -> Settlement {
+        let Some((worker, memory)) = self.at(worker) else { return Settlement::default() };
+        worker.gate.close(Instant::from_nanos(now), memory, ticket, answer)
+    }
+
+    /// A worker's tick, once a second.
+    pub(super) fn tick(&mut self, now: u64, worker: u32) {
+        let (config, now) = (Arc::clone(&self.config), Instant::from_nanos(now));
+        let Some((worker, memory)) = self.at(worker) else { return };
+        let Worker { gate, exchange, serving, .. } = worker;
+        let decay = config.base().estimator.decay;
+        exchange.tick(now, memory, gate.learner_mut(), decay, *serving);
+        let alive = |incarnation| exchange.alive(now, incarnation);
+        let tenants = config.tenants.as_ref().map_or(&[][..], Tenants::all);
+        gate.ledger_mut().tick(memory, now, tenants.iter(), alive);
+    }
+
+    /// Tokens and requests that are still reserved anywhere.
+    pub(super) fn open_reservations(&mut self, now: u64) -> (u64, u64) {
+        let (config, now) = (Arc::clone(&self.config), Instant::from_nanos(now));
+        let mut sum = (0, 0);
+        for (gateway, memory) in self.memories.iter_mut().enumerate() {
+            let Some(worker) = self.workers.iter().find(|one| one.gateway == gateway) else {
+                continue;
+            };
+            for tenant in config.tenants.iter().flat_map(Tenants::all) {
+                let status = worker.gate.ledger().status(memory, now, tenant);
+                sum = (sum.0 + status.tokens, sum.1 + status.requests);
+            }
+        }
+        sum
+    }
+}
+
+/// What a gateway reads of a request.
+fn body(settings: &Settings, model: &str, ask: &Ask, text: Tally) -> Body {
+    let bytes = text.total() + BODY_AROUND + model.len() as u64;
+    if settings.inspect == Inspect::Headers {
+        return Body::Length(Api::Chat, Some(bytes));
+    }
+    let cap = ask.cap.map_or(Cap::Absent, |cap| Cap::Tokens(cap.into()));
+    let mut facts = RequestFacts::chat(model, text, 1, cap);
+    (facts.stream, facts.include_usage) = (true, Some(true));
+    if bytes <= settings.inspect_bytes_max {
+        return Body::Whole(facts);
+    }
+    // Clients put the cap before the messages as often as after them; here it
+    // comes before them, so it was read. The rest counts as more of the same.
+    Body::Cut { facts, unread: Some(bytes - settings.inspect_bytes_max), early: false }
+}

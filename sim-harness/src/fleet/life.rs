@@ -1,0 +1,301 @@
+//! What becomes of one request, from its client's asking to its end.
+
+use tidegate::gate::{Answer, Settlement, Ticket};
+use tidegate::usage::{Overflow, Usage};
+
+use super::admission::Admitted;
+use super::book::{Outcome, TenantBook};
+use super::gateway::Opened;
+use super::scenario::FleetError;
+use super::sim::{Event, Live, Simulation, Up, broken};
+use super::source::{Ask, TEMPLATE};
+use crate::SECOND;
+use crate::engine::{Finished, Job};
+use crate::rng::Pcg;
+
+impl Simulation<'_> {
+    /// A client of a source asks.
+    pub(super) fn ask(&mut self, source: u32) -> Result<(), FleetError> {
+        let Some(stream) = self.streams.get_mut(source as usize) else { return Ok(()) };
+        let ask = stream.ask();
+        // Each text is made by a generator of its own, so that it can be made
+        // again.
+        let seed = u64::from(stream.texts.next_u32()) << 32 | u64::from(stream.texts.next_u32());
+        self.serials += 1;
+        let live = Live {
+            serial: self.serials,
+            source,
+            ask,
+            text: Pcg::new(seed, 0),
+            asked: self.now,
+            attempt: 0,
+            up: None,
+        };
+        self.open += 1;
+        if let Some(book) = self.book(source) {
+            book.asked += 1;
+        }
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.live.push(None);
+            self.live.len() as u32 - 1
+        });
+        if let Some(slot) = self.live.get_mut(place as usize) {
+            *slot = Some(live);
+        }
+        self.send(place)
+    }
+
+    /// The request of this place comes to a gateway.
+    pub(super) fn send(&mut self, place: u32) -> Result<(), FleetError> {
+        let now = self.now;
+        let worker = self.picks.below(self.fleet.workers());
+        let Some(live) = self.live.get(place as usize).and_then(Option::as_ref) else {
+            return Err(broken("nobody is there to send"));
+        };
+        let (serial, source, attempt, ask) = (live.serial, live.source, live.attempt, live.ask);
+        let Some(text) = self
+            .texts
+            .get(&ask.kind)
+            .map(|texts| texts.prompt(ask.input.saturating_sub(TEMPLATE), &mut live.text.clone()))
+        else {
+            return Err(broken("a kind of text was not prepared"));
+        };
+        let Some(stream) = self.streams.get(source as usize) else { return Ok(()) };
+        let from = stream.source();
+        let (timeout, retries) = (from.timeout, from.retries);
+        let who = (from.tenant.as_str(), from.model.as_str(), from.path.as_str());
+        let Some(opened) = self.fleet.open(now, worker, who, &ask, text) else {
+            return Err(broken("a worker is lost"));
+        };
+        if let (Some(Admitted::Refused { cause, retry_after }), false) =
+            (opened.admitted, opened.dry_run)
+        {
+            let comes_back = retry_after.filter(|_| attempt < retries);
+            if let Some(book) = self.book(source) {
+                book.sent_away += u64::from(retry_after.is_some());
+                book.retries += u64::from(comes_back.is_some());
+            }
+            let Some(seconds) = comes_back else {
+                return self.end(place, Outcome::Refused(cause));
+            };
+            if let Some(Some(live)) = self.live.get_mut(place as usize) {
+                live.attempt += 1;
+            }
+            self.at(
+                now.saturating_add(seconds.saturating_mul(SECOND)),
+                Event::Return { place, serial },
+            );
+            return Ok(());
+        }
+        if let Some(timeout) = timeout {
+            self.at(now.saturating_add(timeout), Event::Timeout { place, serial, attempt });
+        }
+        self.go_up(place, worker, &ask, opened)
+    }
+
+    /// A request goes to its pool; or to the largest, if that one refuses it.
+    fn go_up(
+        &mut self,
+        place: u32,
+        worker: u32,
+        ask: &Ask,
+        opened: Opened,
+    ) -> Result<(), FleetError> {
+        let place_of = |name: &str| {
+            let names = &self.scenario.config.pool_names;
+            names.iter().position(|one| one == name).ok_or_else(|| broken("a pool is lost"))
+        };
+        let chosen = place_of(&opened.pool.name)?;
+        let largest = place_of(&opened.largest.name)?;
+        let ticket = opened.ticket;
+        let (mut pool, mut retried) = (chosen, false);
+        self.pool(chosen, |book| book.sent += 1);
+        if !self.fits(pool, ask) {
+            self.pool(pool, |book| book.refused += 1);
+            if self.scenario.gateways.retry_too_long && largest != pool {
+                (pool, retried) = (largest, true);
+                self.pool(pool, |book| book.taken_over += 1);
+                if !self.fits(pool, ask) {
+                    self.pool(pool, |book| book.refused += 1);
+                    return self.too_long(place, worker, (chosen, pool), ask, ticket, retried);
+                }
+            } else {
+                return self.too_long(place, worker, (chosen, pool), ask, ticket, retried);
+            }
+        }
+        let now = self.now;
+        let Some(replicas) = self.pools.get_mut(pool) else { return Err(broken("no pool")) };
+        let output = ask.output.min(ask.cap.unwrap_or(u32::MAX).max(1));
+        let output = output.min(replicas.window - ask.input);
+        let job = Job { tag: place.into(), ..Job::new(ask.input, output) };
+        let Some((replica, job)) = replicas.submit(now, &job) else {
+            return Err(broken("a replica refuses what fits"));
+        };
+        if let Some(Some(live)) = self.live.get_mut(place as usize) {
+            live.up = Some(Up { ticket, worker, chosen, pool, replica, job, retried });
+        }
+        self.wake(pool as u32, replica);
+        Ok(())
+    }
+
+    /// Whether an engine takes it: by its prompt and its cap, as vLLM decides.
+    fn fits(&self, pool: usize, ask: &Ask) -> bool {
+        let window = self.pools.get(pool).map_or(0, |pool| pool.window);
+        let least = u64::from(ask.input) + u64::from(ask.cap.unwrap_or(1).max(1));
+        least <= u64::from(window)
+    }
+
+    fn too_long(
+        &mut self,
+        place: u32,
+        worker: u32,
+        (chosen, pool): (usize, usize),
+        ask: &Ask,
+        ticket: Ticket,
+        retried: bool,
+    ) -> Result<(), FleetError> {
+        let config = &self.scenario.config;
+        let answer = Answer {
+            status: Some(400),
+            overflow: Some(Overflow { input: Some(ask.input.into()), at_least: false }),
+            served_by: config.pool_names.get(pool).map(String::as_bytes),
+            retried,
+            complete: true,
+            ..Answer::default()
+        };
+        let settlement = self.fleet.close(self.now, worker, ticket, &answer);
+        self.settle(place, chosen, &settlement);
+        self.end(place, Outcome::TooLong)
+    }
+
+    /// A replica's next event becomes one of the loop.
+    fn wake(&mut self, pool: u32, replica: u32) {
+        let next = self.pools.get_mut(pool as usize).and_then(|pool| pool.wake(replica));
+        if let Some(at) = next {
+            self.at(at, Event::Replica { pool, replica });
+        }
+    }
+
+    /// A replica runs on, and who is done goes.
+    pub(super) fn run_replica(&mut self, pool: u32, replica: u32) -> Result<(), FleetError> {
+        let until = self.next_time();
+        let mut done = std::mem::take(&mut self.done);
+        if let Some(pool) = self.pools.get_mut(pool as usize) {
+            pool.run(replica, self.now, until, &mut done);
+        }
+        for finished in done.drain(..) {
+            self.now = finished.at;
+            self.answered(&finished)?;
+        }
+        self.done = done;
+        self.wake(pool, replica);
+        Ok(())
+    }
+
+    /// A replica has given the last token of an answer.
+    fn answered(&mut self, done: &Finished) -> Result<(), FleetError> {
+        let place = done.tag as u32;
+        let live = self.live.get_mut(place as usize).and_then(Option::as_mut);
+        let Some(live) = live else { return Err(broken("an answer for nobody")) };
+        let (source, asked, ask) = (live.source, live.asked, live.ask);
+        let Some(up) = live.up.take() else { return Err(broken("an answer to what was not sent")) };
+        if up.job != done.job {
+            return Err(broken("another's answer"));
+        }
+        let config = &self.scenario.config;
+        let usage = Usage {
+            input: Some(done.prompt_tokens.into()),
+            cached: Some(done.cached_tokens.into()),
+            output: Some(done.output_tokens.into()),
+            reasoning: None,
+        };
+        let by_cap = ask.cap == Some(done.output_tokens);
+        let answer = Answer {
+            status: Some(200),
+            usage: Some(Ok(usage)),
+            stopped_by_length: by_cap || done.output_tokens < ask.output,
+            served_by: config.pool_names.get(up.pool).map(String::as_bytes),
+            retried: up.retried,
+            complete: true,
+            output_seen: done.output_tokens.into(),
+            ..Answer::default()
+        };
+        let settlement = self.fleet.close(done.at, up.worker, up.ticket, &answer);
+        self.settle(place, up.chosen, &settlement);
+        self.pool(up.pool, |book| book.served(done));
+        if let Some(book) = self.book(source) {
+            book.first_token.add(done.first_token - asked);
+            book.whole.add(done.at - asked);
+        }
+        self.end(place, Outcome::Answered)
+    }
+
+    /// A client leaves before its answer has ended.
+    pub(super) fn leave(&mut self, place: u32, why: Outcome) -> Result<(), FleetError> {
+        let live = self.live.get_mut(place as usize).and_then(Option::as_mut);
+        let Some(live) = live else { return Err(broken("nobody is there to leave")) };
+        if let Some(up) = live.up.take() {
+            let replicas = self.pools.get_mut(up.pool);
+            let seen = replicas.map_or(0, |pool| pool.abort(self.now, up.replica, up.job));
+            let answer = Answer {
+                // Headers come with the first token.
+                status: (seen > 0).then_some(200),
+                aborted: true,
+                output_seen: seen.into(),
+                retried: up.retried,
+                ..Answer::default()
+            };
+            let settlement = self.fleet.close(self.now, up.worker, up.ticket, &answer);
+            self.settle(place, up.chosen, &settlement);
+            self.pool(up.pool, |book| book.left += 1);
+            self.wake(up.pool as u32, up.replica);
+        }
+        self.end(place, why)
+    }
+
+    fn settle(&mut self, place: u32, chosen: usize, settlement: &Settlement) {
+        self.pool(chosen, |book| book.judged(settlement));
+        let counts = self.now >= self.scenario.warm_up;
+        if let Some(error) = settlement.error_permille.filter(|_| counts) {
+            self.errors.add(error);
+        }
+        let Some(source) = self.at_place(place).map(|live| live.source) else { return };
+        let counts = counts && self.now < self.scenario.end;
+        let charged = settlement.charged.as_ref();
+        let tokens = charged.map(|charged| charged.actual).or(settlement.tokens).unwrap_or(0);
+        if let Some(book) = self.book(source) {
+            book.settled += tokens;
+            book.counted += if counts { tokens } else { 0 };
+            book.refunded += charged
+                .and_then(|charged| charged.settled)
+                .map_or(0, |settled| settled.refunded - settled.clamped);
+        }
+    }
+
+    /// A request has ended, once and for all.
+    fn end(&mut self, place: u32, outcome: Outcome) -> Result<(), FleetError> {
+        let live = self.live.get_mut(place as usize).and_then(Option::take);
+        let Some(live) = live else { return Err(broken("a request ends twice")) };
+        if live.up.is_some() {
+            return Err(broken("a request ends while it is served"));
+        }
+        self.free.push(place);
+        self.open -= 1;
+        if let Some(book) = self.book(live.source) {
+            book.ended(outcome);
+        }
+        self.think(live.source, self.now);
+        Ok(())
+    }
+
+    fn pool(&mut self, pool: usize, change: impl FnOnce(&mut super::book::PoolBook)) {
+        if let Some(book) = self.pool_books.get_mut(pool) {
+            change(book);
+        }
+    }
+
+    fn book(&mut self, source: u32) -> Option<&mut TenantBook> {
+        let place = self.tenants.get(source as usize)?;
+        self.tenant_books.get_mut(*place)
+    }
+}

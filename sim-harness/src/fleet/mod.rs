@@ -1,0 +1,49 @@
+//! A fleet in virtual time: gateways that run the core's own gate, in front of
+//! pools of replicas, and the clients of tenants before them.
+//!
+//! ```text
+//! Source ─ Ask, text ─► Fleet (worker: Gate, Exchange) ─► Replicas ─► engine::Replica
+//!    ▲                     │ Memory: one for each gateway        │
+//!    └── 429, answer ◄─────┴──────────── Usage ◄─────────────────┘
+//! ```
+//!
+//! The gate sees what a gateway sees: the counts of a text, a cap, and, when an
+//! answer has ended, its usage. It does not see how long the answer will be, nor
+//! what kind of text it is given. The one heap of events is ordered by time and
+//! then by the order in which events were made; every draw is from generators
+//! of one seed. So a report depends on the scenario and the seed alone.
+//!
+//! # What is left out
+//!
+//! Networks and proxies take no time. Memory that workers share is never
+//! contended. No replica fails. Prompts share no prefixes. Requests are chats of
+//! one message, and stream their answers with their usage. A body that is too
+//! long for every pool but the largest is read to `inspect_bytes_max` all the
+//! same: that decides alike, a little later.
+
+mod admission;
+mod book;
+mod gateway;
+mod life;
+mod pool;
+mod print;
+mod report;
+mod scenario;
+mod sim;
+mod source;
+#[cfg(test)]
+mod tests;
+mod texts;
+
+pub use report::{Figures, PoolReport, Report, TenantReport};
+pub use scenario::{
+    Arrivals, Dispatch, FleetError, Gateways, LengthSource, Pool, Scenario, Source,
+};
+
+/// Runs a scenario to its end.
+///
+/// Every request that began has ended once, no job is left in a replica and
+/// nothing is reserved: otherwise it fails with [`FleetError::Broken`].
+pub fn run(scenario: &Scenario, seed: u64) -> Result<Report, FleetError> {
+    sim::Simulation::new(scenario, seed)?.run()
+}

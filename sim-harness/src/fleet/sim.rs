@@ -1,0 +1,271 @@
+//! The event loop: one heap, ordered by time and then by the order in which
+//! events were made.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use tidegate::config::Tenants;
+use tidegate::gate::Ticket;
+
+use super::book::{Outcome, PoolBook, TenantBook};
+use super::gateway::Fleet;
+use super::pool::Replicas;
+use super::report::Report;
+use super::scenario::{Arrivals, FleetError, Scenario};
+use super::source::{Ask, Stream, WORKERS};
+use super::texts::Prepared;
+use crate::SECOND;
+use crate::engine::{Finished, JobId};
+use crate::histogram::Histogram;
+use crate::rng::Pcg;
+use crate::texts::Kind;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// A source's next request comes.
+    Arrive(u32),
+    /// A client of a source asks anew.
+    Client(u32),
+    /// A client that was sent away comes back.
+    Return { place: u32, serial: u64 },
+    /// A client has waited long enough.
+    Timeout { place: u32, serial: u64, attempt: u32 },
+    /// Something happens in a replica.
+    Replica { pool: u32, replica: u32 },
+    /// A worker's tick.
+    Tick(u32),
+    /// Nobody waits any longer.
+    Cut,
+}
+
+/// A request whose client waits.
+#[derive(Debug)]
+pub(super) struct Live {
+    /// Never used twice, unlike its place.
+    pub(super) serial: u64,
+    pub(super) source: u32,
+    pub(super) ask: Ask,
+    /// Makes the text again if the client has to come back.
+    pub(super) text: Pcg,
+    /// When its client first asked.
+    pub(super) asked: u64,
+    /// Times that its client came back.
+    pub(super) attempt: u32,
+    /// Nothing while its client waits to come back.
+    pub(super) up: Option<Up>,
+}
+
+/// A request that a gateway let through.
+#[derive(Debug)]
+pub(super) struct Up {
+    pub(super) ticket: Ticket,
+    pub(super) worker: u32,
+    /// The pool that the gate chose, and the one that serves.
+    pub(super) chosen: usize,
+    pub(super) pool: usize,
+    pub(super) replica: u32,
+    pub(super) job: JobId,
+    /// A smaller pool has refused it for its length.
+    pub(super) retried: bool,
+}
+
+pub(super) struct Simulation<'a> {
+    pub(super) scenario: &'a Scenario,
+    pub(super) events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    pub(super) made: u64,
+    pub(super) now: u64,
+    pub(super) fleet: Fleet,
+    pub(super) pools: Vec<Replicas<'a>>,
+    pub(super) streams: Vec<Stream>,
+    /// Of each source, the place of its tenant's book.
+    pub(super) tenants: Vec<usize>,
+    pub(super) texts: BTreeMap<Kind, Prepared>,
+    pub(super) picks: Pcg,
+    pub(super) live: Vec<Option<Live>>,
+    pub(super) free: Vec<u32>,
+    pub(super) open: usize,
+    pub(super) serials: u64,
+    /// Arrivals that are still to come.
+    pub(super) coming: usize,
+    pub(super) done: Vec<Finished>,
+    pub(super) pool_books: Vec<PoolBook>,
+    pub(super) tenant_books: Vec<TenantBook>,
+    pub(super) tenant_names: Vec<String>,
+    pub(super) errors: Histogram,
+}
+
+pub(super) fn broken(what: impl Into<String>) -> FleetError {
+    FleetError::Broken(what.into())
+}
+
+impl<'a> Simulation<'a> {
+    pub(super) fn new(scenario: &'a Scenario, seed: u64) -> Result<Self, FleetError> {
+        scenario.check()?;
+        let config = &scenario.config;
+        let fleet = Fleet::new(config, scenario.gateways);
+        // In the order of the document's names.
+        let mut pools = Vec::new();
+        for name in &config.pool_names {
+            let pool = scenario.pools.iter().find(|pool| pool.name == *name);
+            pools.push(Replicas::new(pool.ok_or_else(|| broken("a pool is lost"))?)?);
+        }
+        let mut tenant_names: Vec<String> = match &config.tenants {
+            Some(tenants) => tenants.all().iter().map(|one| one.name.clone()).collect(),
+            None => scenario.sources.iter().map(|source| source.tenant.clone()).collect(),
+        };
+        tenant_names.sort();
+        tenant_names.dedup();
+        let place_of = |name: &str| {
+            let known =
+                config.tenants.as_ref().and_then(|all: &Tenants| all.named(name.as_bytes()));
+            let name = known.map_or(name, |tenant| &tenant.name);
+            tenant_names.iter().position(|one| one == name).unwrap_or(0)
+        };
+        let mut texts = BTreeMap::new();
+        for &(kind, _) in scenario.sources.iter().flat_map(|source| &source.texts) {
+            texts.entry(kind).or_insert_with(|| Prepared::new(kind));
+        }
+        let streams = scenario.sources.iter().enumerate();
+        let mut simulation = Self {
+            scenario,
+            events: BinaryHeap::new(),
+            made: 0,
+            now: 0,
+            tenants: scenario.sources.iter().map(|source| place_of(&source.tenant)).collect(),
+            streams: streams.map(|(nth, s)| Stream::new(s, nth, scenario.end, seed)).collect(),
+            pool_books: vec![PoolBook::default(); pools.len()],
+            fleet,
+            pools,
+            texts,
+            picks: Pcg::new(seed, WORKERS),
+            live: Vec::new(),
+            free: Vec::new(),
+            open: 0,
+            serials: 0,
+            coming: 0,
+            done: Vec::new(),
+            tenant_books: vec![TenantBook::default(); tenant_names.len()],
+            tenant_names,
+            errors: Histogram::default(),
+        };
+        simulation.start();
+        Ok(simulation)
+    }
+
+    fn start(&mut self) {
+        let workers = self.fleet.workers();
+        for worker in 0..workers {
+            // Spread over the second, as those of a real process are.
+            let at = SECOND * u64::from(worker + 1) / u64::from(workers);
+            self.at(at, Event::Tick(worker));
+        }
+        for source in 0..self.streams.len() as u32 {
+            let clients = match self.scenario.sources.get(source as usize).map(|s| s.arrivals) {
+                Some(Arrivals::Closed { clients, .. }) => clients,
+                _ => 0,
+            };
+            for _ in 0..clients {
+                self.think(source, 0);
+            }
+            self.arrive_next(source);
+        }
+        self.at(self.scenario.end.saturating_add(self.scenario.drain), Event::Cut);
+    }
+
+    pub(super) fn at(&mut self, time: u64, event: Event) {
+        self.made += 1;
+        self.events.push(Reverse((time, self.made, event)));
+    }
+
+    fn arrive_next(&mut self, source: u32) {
+        let next = self.streams.get_mut(source as usize).and_then(Stream::next_arrival);
+        if let Some(at) = next {
+            self.coming += 1;
+            self.at(at, Event::Arrive(source));
+        }
+    }
+
+    pub(super) fn think(&mut self, source: u32, now: u64) {
+        let next = self.streams.get_mut(source as usize).and_then(|s| s.after_think(now));
+        if let Some(at) = next {
+            self.coming += 1;
+            self.at(at, Event::Client(source));
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<Report, FleetError> {
+        while self.coming > 0 || self.open > 0 {
+            let Some(Reverse((at, _, event))) = self.events.pop() else {
+                return Err(broken(format!("{} requests never end", self.open)));
+            };
+            self.now = at;
+            match event {
+                Event::Arrive(source) => {
+                    self.coming -= 1;
+                    self.arrive_next(source);
+                    self.ask(source)?;
+                }
+                Event::Client(source) => {
+                    self.coming -= 1;
+                    self.ask(source)?;
+                }
+                Event::Return { place, serial } => {
+                    if self.is(place, serial) {
+                        self.send(place)?;
+                    }
+                }
+                Event::Timeout { place, serial, attempt } => {
+                    let same = |live: &Live| live.serial == serial && live.attempt == attempt;
+                    if self.at_place(place).is_some_and(same) {
+                        self.leave(place, Outcome::TimedOut)?;
+                    }
+                }
+                Event::Replica { pool, replica } => self.run_replica(pool, replica)?,
+                Event::Tick(worker) => {
+                    self.fleet.tick(at, worker);
+                    self.at(at + SECOND, Event::Tick(worker));
+                }
+                Event::Cut => {
+                    for place in 0..self.live.len() as u32 {
+                        if self.at_place(place).is_some() {
+                            self.leave(place, Outcome::Cut)?;
+                        }
+                    }
+                }
+            }
+        }
+        self.finish()
+    }
+
+    /// When the next event is.
+    pub(super) fn next_time(&self) -> u64 {
+        self.events.peek().map_or(u64::MAX, |Reverse((at, ..))| *at)
+    }
+
+    pub(super) fn at_place(&self, place: u32) -> Option<&Live> {
+        self.live.get(place as usize).and_then(Option::as_ref)
+    }
+
+    fn is(&self, place: u32, serial: u64) -> bool {
+        self.at_place(place).is_some_and(|live| live.serial == serial)
+    }
+
+    /// All have ended: nothing may be left.
+    fn finish(mut self) -> Result<Report, FleetError> {
+        for (name, book) in self.tenant_names.iter().zip(&self.tenant_books) {
+            if book.asked != book.all_ended() {
+                let (asked, ended) = (book.asked, book.all_ended());
+                return Err(broken(format!("{asked} requests of {name} began, {ended} ended")));
+            }
+        }
+        let jobs: usize = self.pools.iter().map(Replicas::jobs).sum();
+        if jobs > 0 {
+            return Err(broken(format!("{jobs} jobs are left in replicas")));
+        }
+        let (tokens, requests) = self.fleet.open_reservations(self.now);
+        if (tokens, requests) != (0, 0) {
+            return Err(broken(format!("{requests} requests hold {tokens} tokens at the end")));
+        }
+        Ok(Report::new(&self))
+    }
+}

@@ -1,0 +1,363 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tidegate::config::Config;
+
+use super::*;
+use crate::engine::{self, Linear};
+use crate::texts::Kind;
+use crate::workload::{AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Request};
+use crate::{MILLISECOND, SECOND};
+
+/// Two pools of one replica each, with windows of 1,000 and 8,000 tokens.
+const POOLS: &str = r#""version": 1, "models": [{"match": "*", "pools": [
+    {"name": "short", "cluster": "short", "max_model_len": 1000},
+    {"name": "long", "cluster": "long", "max_model_len": 8000}]}]"#;
+
+/// A step of 10 ms and 10 µs for each prompt token.
+const TIME: Linear = Linear {
+    step_ns: 10 * MILLISECOND,
+    prefill_token_ns: 10_000,
+    decode_sequence_ns: 0,
+    context_token_ns: 0,
+};
+
+fn pool(name: &str, window: u32) -> Pool {
+    let engine = engine::Config {
+        max_model_len: window,
+        num_gpu_blocks: window / 16 * 4 + 2,
+        max_num_seqs: 4,
+        async_scheduling: false,
+        ..engine::Config::default()
+    };
+    Pool {
+        name: name.into(),
+        replicas: 1,
+        dispatch: Dispatch::LeastLoaded,
+        engine,
+        ranks: 1,
+        time: Box::new(TIME),
+    }
+}
+
+fn source(tenant: &str, lengths: LengthSource, arrivals: Arrivals) -> Source {
+    Source {
+        tenant: tenant.into(),
+        model: "m".into(),
+        path: "/v1/chat/completions".into(),
+        texts: vec![(Kind::English, 1)],
+        lengths,
+        arrivals,
+        caps: CapPolicy::Actual,
+        start: 0,
+        stop: u64::MAX,
+        timeout: None,
+        retries: 0,
+    }
+}
+
+fn scenario(more: &str, sources: Vec<Source>) -> Scenario {
+    let document = format!("{{{POOLS}{more}}}");
+    Scenario {
+        config: Arc::new(Config::parse(document.as_bytes()).unwrap()),
+        gateways: Gateways { count: 1, workers: 1, retry_too_long: true },
+        pools: vec![pool("long", 8000), pool("short", 1000)],
+        sources,
+        end: 10 * SECOND,
+        drain: 600 * SECOND,
+        warm_up: 0,
+    }
+}
+
+/// Requests at these milliseconds, of so many prompt and output tokens.
+fn trace(rows: &[(u64, u32, u32)]) -> (LengthSource, Arrivals) {
+    let request = |&(millis, input_tokens, output_tokens): &(u64, u32, u32)| Request {
+        arrival: millis * MILLISECOND,
+        input_tokens,
+        output_tokens,
+        cap: None,
+    };
+    let rows: Vec<Request> = rows.iter().map(request).collect();
+    (LengthSource::Trace(rows.into()), Arrivals::Trace { speed: 1.0 })
+}
+
+fn traced(tenant: &str, rows: &[(u64, u32, u32)]) -> Source {
+    let (lengths, arrivals) = trace(rows);
+    source(tenant, lengths, arrivals)
+}
+
+fn pool_of<'a>(report: &'a Report, name: &str) -> &'a PoolReport {
+    report.pools.iter().find(|pool| pool.name == name).unwrap()
+}
+
+#[test]
+fn one_request_takes_what_its_replica_takes() {
+    let report = run(&scenario("", vec![traced("t", &[(500, 100, 5)])]), 1).unwrap();
+    let short = pool_of(&report, "short");
+    assert_eq!((short.sent, short.served, short.input, short.output), (1, 1, 100, 5));
+    // A step with 100 prompt tokens, and four without.
+    let near = |figure: Option<u64>, expected: u64| {
+        let found = figure.unwrap();
+        assert!(found.abs_diff(expected) <= expected / 400, "{found} {expected}");
+    };
+    near(short.first_token.p99, 11 * MILLISECOND);
+    near(short.per_token.p50, 10 * MILLISECOND);
+    let tenant = &report.tenants[0];
+    near(tenant.first_token.p50, 11 * MILLISECOND);
+    near(tenant.whole.p99, 51 * MILLISECOND);
+    assert_eq!((tenant.asked, tenant.answered, tenant.settled), (1, 1, 105));
+    assert_eq!(report.ended, 0.551);
+    // One full block of 16 and a few for 50 ms of 551.
+    assert!(short.kv_mean > 0.0 && short.kv_most < 0.05, "{short:?}");
+    assert_eq!(pool_of(&report, "long").sent, 0);
+}
+
+const EMA: &str = r#", "estimator": {"kind": "ema", "margin": 0}"#;
+
+#[test]
+fn what_a_pool_refuses_the_largest_gets_once() {
+    // Without a margin an average is too low for half of the texts.
+    let rows: Vec<(u64, u32, u32)> =
+        (0..40).map(|nth| (nth * 200, 890 + 2 * nth as u32, 90)).collect();
+    let mut scenario = scenario(EMA, vec![traced("t", &rows)]);
+    let report = run(&scenario, 1).unwrap();
+    let (short, long) = (pool_of(&report, "short"), pool_of(&report, "long"));
+    assert!(short.refused > 0 && short.refused == long.taken_over, "{report:?}");
+    assert_eq!((short.served + long.served, short.sent + long.sent), (40, 40));
+    assert_eq!(short.under_routed, short.refused);
+    assert_eq!(report.tenants[0].answered, 40);
+    // Without the second attempt they end there.
+    scenario.gateways.retry_too_long = false;
+    let report = run(&scenario, 1).unwrap();
+    let short = pool_of(&report, "short");
+    assert_eq!(report.tenants[0].too_long, short.refused);
+    assert_eq!(report.tenants[0].answered + short.refused, 40);
+    assert!(report.tenants[0].first_token.p99.is_none(), "who was refused counts");
+}
+
+#[test]
+fn what_no_pool_holds_is_refused_and_what_has_no_cap_is_cut_short() {
+    let mut source = traced("t", &[(0, 9_000, 10), (1_000, 7_900, 500), (2_000, 7_900, 50)]);
+    source.caps = CapPolicy::None;
+    let report = run(&scenario("", vec![source]), 1).unwrap();
+    let long = pool_of(&report, "long");
+    assert_eq!((long.sent, long.refused, long.served), (3, 1, 2));
+    assert_eq!((long.truncated, long.output), (1, 150));
+    assert_eq!(report.tenants[0].too_long, 1);
+}
+
+const TENANTS: &str = r#", "tenants": {"default": "b", "entitlements": [
+    {"name": "a", "tokens_per_second": 100, "burst": 400},
+    {"name": "b", "tokens_per_second": 100000, "burst": 1000000}]}"#;
+
+#[test]
+fn who_comes_back_when_told_is_admitted() {
+    let rows = [(0, 250, 50), (100, 250, 50)];
+    let mut source = traced("a", &rows);
+    source.retries = 1;
+    let mut scenario = scenario(TENANTS, vec![source]);
+    let report = run(&scenario, 1).unwrap();
+    let tenant = &report.tenants[0];
+    assert_eq!((tenant.asked, tenant.answered, tenant.sent_away, tenant.retries), (2, 2, 1, 1));
+    assert_eq!((tenant.promised, tenant.settled), (Some(100.0), 600));
+    // It had to wait for whole seconds.
+    assert!(report.ended > 2.0 && report.ended < 4.2, "{}", report.ended);
+    scenario.sources[0].retries = 0;
+    let report = run(&scenario, 1).unwrap();
+    let tenant = &report.tenants[0];
+    assert_eq!((tenant.answered, tenant.refused.as_slice()), (1, &[("tokens", 1)][..]));
+    // A dry run refuses nobody, and sends all where they would go without.
+    let dry = r#", "dry_run": true"#.to_owned() + TENANTS;
+    let dry = super::tests::scenario(&dry, scenario.sources);
+    let report = run(&dry, 1).unwrap();
+    assert_eq!((report.tenants[0].answered, pool_of(&report, "long").served), (2, 2));
+}
+
+#[test]
+fn gateways_do_not_share_what_their_workers_do() {
+    // Each lets 400 tokens through at once.
+    let rows: Vec<(u64, u32, u32)> = (0..200).map(|_| (0, 150, 50)).collect();
+    for (count, workers, answered) in [(1, 1, 2), (1, 4, 2), (3, 2, 6)] {
+        let mut scenario = scenario(TENANTS, vec![traced("a", &rows)]);
+        scenario.gateways = Gateways { count, workers, retry_too_long: true };
+        let report = run(&scenario, 1).unwrap();
+        let tenant = &report.tenants[0];
+        // Estimates are a little off 150.
+        assert!(tenant.answered.abs_diff(answered) <= u64::from(count), "{count} {tenant:?}");
+        assert_eq!(tenant.promised, Some(100.0 * f64::from(count)));
+    }
+}
+
+#[test]
+fn who_does_not_wait_leaves_its_seat_and_pays_for_what_came() {
+    let mut hasty = traced("b", &[(0, 100, 800)]);
+    // A first token after 11 ms, then one every 10.
+    hasty.timeout = Some(200 * MILLISECOND);
+    let report = run(&scenario(TENANTS, vec![hasty]), 1).unwrap();
+    let tenant = &report.tenants[1];
+    assert_eq!((tenant.asked, tenant.timed_out, pool_of(&report, "short").left), (1, 1, 1));
+    // The prompt as estimated, and the tokens that had come out.
+    assert!((100..150).contains(&tenant.settled), "{tenant:?}");
+    assert_eq!((report.ended, tenant.first_token.p50), (0.2, None));
+}
+
+#[test]
+fn clients_in_a_loop_wait_for_their_answers() {
+    let closed = |clients, think| Arrivals::Closed { clients, think };
+    let one = source("t", LengthSource::Fixed(100, 10), closed(1, 0));
+    // 11 + 9 × 10 ms, and 1 ms before each.
+    let report = run(&scenario("", vec![one.clone()]), 1).unwrap();
+    assert_eq!(report.asked(), 10_000_u64.div_ceil(102));
+    let slow = source("t", LengthSource::Fixed(100, 10), closed(3, SECOND));
+    let asked = run(&scenario("", vec![slow]), 1).unwrap().asked();
+    assert!((15..40).contains(&asked), "{asked}");
+    // What is still open at the end is cut, and counted.
+    let mut cut = scenario("", vec![one]);
+    (cut.end, cut.drain) = (SECOND, 0);
+    cut.sources[0].stop = SECOND;
+    let tenant = &run(&cut, 1).unwrap().tenants[0];
+    assert_eq!((tenant.asked, tenant.answered, tenant.cut), (10, 9, 1));
+}
+
+#[test]
+fn the_estimate_gets_better_and_workers_learn_from_each_other() {
+    let arrivals = Arrivals::Open { rate: 40.0, cv: 1.0 };
+    let mut source = source("t", LengthSource::Drawn(AZURE_2023), arrivals);
+    source.texts = vec![(Kind::Hindi, 1), (Kind::Json, 1)];
+    let mean = |workers, warm_up| {
+        let mut scenario = scenario("", vec![source.clone()]);
+        scenario.pools.iter_mut().for_each(|pool| pool.replicas = 20);
+        scenario.gateways.workers = workers;
+        (scenario.warm_up, scenario.drain) = (warm_up, SECOND);
+        run(&scenario, 1).unwrap().errors.1
+    };
+    let (all, late) = (mean(1, 0), mean(1, 5 * SECOND));
+    assert!(late < all && late < 0.06, "{all} {late}");
+    // 60 workers have seen three answers each.
+    let many = mean(60, 5 * SECOND);
+    assert!(many < late * 1.5, "{many} {late}");
+}
+
+#[test]
+fn bursts_and_traces_keep_their_rates() {
+    let count = |arrivals, lengths| {
+        let source = source("t", lengths, arrivals);
+        let mut scenario = scenario("", vec![source]);
+        scenario.pools.iter_mut().for_each(|pool| pool.replicas = 50);
+        run(&scenario, 3).unwrap().asked()
+    };
+    for cv in [0.5, 1.0] {
+        let asked = count(Arrivals::Open { rate: 100.0, cv }, LengthSource::Fixed(20, 2));
+        assert!((900..1_100).contains(&asked), "{asked}");
+    }
+    let (rows, _) = trace(&[(0, 20, 2), (4_000, 20, 2), (12_000, 20, 2)]);
+    assert_eq!(count(Arrivals::Trace { speed: 1.0 }, rows.clone()), 2);
+    assert_eq!(count(Arrivals::Trace { speed: 2.0 }, rows), 3);
+}
+
+#[test]
+fn headers_mode_and_long_bodies_are_decided_as_in_envoy() {
+    let rows: Vec<(u64, u32, u32)> = (0..20).map(|nth| (nth * 100, 600, 5)).collect();
+    let document = r#", "inspect": "headers""#;
+    let report = run(&scenario(document, vec![traced("t", &rows)]), 1).unwrap();
+    assert_eq!(report.asked(), report.tenants[0].answered);
+    // 600 tokens are some 3 KB; the cap is not known then.
+    let report =
+        run(&scenario(r#", "inspect_bytes_max": 1024"#, vec![traced("t", &rows)]), 1).unwrap();
+    assert_eq!(report.asked(), report.tenants[0].answered);
+    // A cut body teaches nothing: the error stays that of a stranger.
+    let whole = run(&scenario("", vec![traced("t", &rows)]), 1).unwrap();
+    assert!(whole.errors.1 < report.errors.1, "{:?} {:?}", whole.errors, report.errors);
+}
+
+#[test]
+fn wrong_scenarios_are_named() {
+    let arrivals = Arrivals::Open { rate: 1.0, cv: 1.0 };
+    let good = || {
+        let source = source("a", LengthSource::Fixed(10, 10), arrivals);
+        scenario(TENANTS, vec![source])
+    };
+    let error = |change: &dyn Fn(&mut Scenario)| {
+        let mut scenario = good();
+        change(&mut scenario);
+        run(&scenario, 1).unwrap_err().to_string()
+    };
+    assert!(run(&good(), 1).is_ok());
+    assert!(error(&|s| s.gateways.workers = 0).contains("workers"));
+    assert!(error(&|s| s.pools.truncate(1)).contains("\"short\""));
+    assert!(error(&|s| s.pools[0].name = "x".into()).contains("long"));
+    assert!(error(&|s| s.pools[1].replicas = 0).contains("replica"));
+    assert!(error(&|s| s.pools[1].engine.max_num_seqs = 0).contains("max_num_seqs"));
+    assert!(error(&|s| s.sources[0].tenant = "c".into()).contains("source 0: no tenant"));
+    assert!(error(&|s| s.sources[0].texts.clear()).contains("text"));
+    let trace = Arrivals::Trace { speed: 1.0 };
+    assert!(error(&|s| s.sources[0].arrivals = trace).contains("trace's lengths"));
+    let none = Arrivals::Open { rate: 0.0, cv: 1.0 };
+    assert!(error(&|s| s.sources[0].arrivals = none).contains("above 0"));
+    assert!(error(&|s| s.warm_up = s.end).contains("warm-up"));
+}
+
+fn any_source() -> impl Strategy<Value = Source> {
+    let lengths = prop_oneof![
+        Just(LengthSource::Drawn(AZURE_2023)),
+        Just(LengthSource::Drawn(LMSYS_CHAT_1M)),
+        (8_u32..3_000, 1_u32..300).prop_map(|(i, o)| LengthSource::Fixed(i, o)),
+    ];
+    let arrivals = prop_oneof![
+        (1.0..30.0, 0.3..4.0).prop_map(|(rate, cv)| Arrivals::Open { rate, cv }),
+        (1_u32..6, 0..SECOND).prop_map(|(clients, think)| Arrivals::Closed { clients, think }),
+    ];
+    let caps =
+        prop_oneof![Just(CapPolicy::None), Just(CapPolicy::Actual), Just(CapPolicy::Ladder),];
+    let timeout = prop::option::of(1..3 * SECOND);
+    (prop::bool::ANY, lengths, arrivals, caps, timeout, 0_u32..4).prop_map(
+        |(first, lengths, arrivals, caps, timeout, retries)| Source {
+            caps,
+            timeout,
+            retries,
+            ..source(if first { "a" } else { "b" }, lengths, arrivals)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    /// `run` itself fails if a request is lost or doubled, a job stays in a
+    /// replica or a reservation stays open. And the same seed gives the same
+    /// bytes, whatever else is so.
+    #[test]
+    fn nothing_is_lost_and_nothing_is_random(
+        sources in prop::collection::vec(any_source(), 1..4),
+        (count, workers, retry_too_long) in (1_u32..3, 1_u32..4, prop::bool::ANY),
+        (tenants, round_robin, drain, seed) in
+            (prop::bool::ANY, prop::bool::ANY, 0..20 * SECOND, any::<u64>()),
+    ) {
+        let mut scenario = scenario(if tenants { TENANTS } else { "" }, sources);
+        scenario.gateways = Gateways { count, workers, retry_too_long };
+        (scenario.end, scenario.drain) = (3 * SECOND, drain);
+        if round_robin {
+            scenario.pools.iter_mut().for_each(|pool| {
+                (pool.dispatch, pool.replicas) = (Dispatch::RoundRobin, 2);
+            });
+        }
+        let report = run(&scenario, seed);
+        prop_assert!(report.is_ok(), "{:?}", report);
+        let report = report.unwrap();
+        let same = run(&scenario, seed).unwrap();
+        prop_assert_eq!(report.text(), same.text());
+        prop_assert_eq!(report.json(), same.json());
+        // What replicas got is what gateways sent up.
+        for pool in &report.pools {
+            let came = pool.served + pool.left + pool.refused;
+            prop_assert!(came <= pool.sent + pool.taken_over, "{:?}", pool);
+        }
+        let sum = |each: &dyn Fn(&PoolReport) -> u64| report.pools.iter().map(each).sum::<u64>();
+        let answered: u64 = report.tenants.iter().map(|tenant| tenant.answered).sum();
+        prop_assert_eq!(sum(&|pool| pool.served), answered);
+        prop_assert_eq!(
+            sum(&|pool| pool.sent + pool.taken_over),
+            sum(&|pool| pool.served + pool.left + pool.refused)
+        );
+    }
+}
