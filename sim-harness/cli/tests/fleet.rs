@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops at once")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -69,10 +69,41 @@ fn json_has_the_numbers_and_a_seed_changes_them() {
     assert_ne!(first, read(&[&path, "--json", "--seed", "2"]));
 }
 
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("tidegate-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn documents_and_traces_are_found_beside_the_scenario() {
+    let folder = folder("fleet-files");
+    let document = r#"{"version": 1, "models": [{"match": "*", "pools": [
+        {"name": "p", "cluster": "p", "max_model_len": 4096}]}]}"#;
+    let trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
+                 2023-11-16 18:15:46.5,374,44\n2023-11-16 18:15:50.5,396,109\n\
+                 2023-11-16 18:16:50.5,396,109\n";
+    let scenario = "seconds = 20\nconfig = \"gate.json\"\n\
+                    [pools.p]\nreplicas = 1\n\
+                    [pools.p.hardware]\ngpu = \"h100_sxm\"\narchitecture = \"Llama-3.1-8B\"\n\
+                    [[sources]]\ncaps = \"none\"\nlengths = { file = \"trace.csv\" }\n\
+                    arrivals = { trace_speed = 0.5 }\n";
+    for (name, text) in [("gate.json", document), ("trace.csv", trace), ("scenario.toml", scenario)]
+    {
+        std::fs::write(folder.join(name), text).unwrap();
+    }
+    let (done, text) = run(&[folder.join("scenario.toml").to_str().unwrap(), "--json"]);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let pool = &report["pools"][0];
+    // The third comes two minutes later.
+    assert!(done && report["requests"] == 2, "{text}");
+    assert_eq!((&pool["input_tokens"], &pool["output_tokens"]), (&770.into(), &153.into()));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
 #[test]
 fn a_wrong_scenario_names_its_field() {
-    let folder = std::env::temp_dir().join(format!("tidegate-fleet-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    let folder = folder("fleet-wrong");
     let good = std::fs::read_to_string(scenario("overload", ".toml")).unwrap();
     for (from, to, part) in [
         ("seconds = 30", "seconds = \"x\"", "seconds: found \"x\""),

@@ -172,13 +172,16 @@ fn body(settings: &Settings, model: &str, ask: &Ask, text: Tally) -> Body {
     if settings.inspect == Inspect::Headers {
         return Body::Length(Api::Chat, Some(bytes));
     }
-    let cap = ask.cap.map_or(Cap::Absent, |cap| Cap::Tokens(cap.into()));
+    let whole = bytes <= settings.inspect_bytes_max;
+    let none = if whole { Cap::Absent } else { Cap::Unseen };
+    let cap = ask.cap.map_or(none, |cap| Cap::Tokens(cap.into()));
     let mut facts = RequestFacts::chat(model, text, 1, cap);
     (facts.stream, facts.include_usage) = (true, Some(true));
-    if bytes <= settings.inspect_bytes_max {
+    if whole {
         return Body::Whole(facts);
     }
     // Clients put the cap before the messages as often as after them; here it
-    // comes before them, so it was read. The rest counts as more of the same.
+    // comes before them, so it was read, if there is one. The rest counts as more
+    // of the same.
     Body::Cut { facts, unread: Some(bytes - settings.inspect_bytes_max), early: false }
 }

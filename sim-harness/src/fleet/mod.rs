@@ -9,8 +9,8 @@
 //!
 //! The gate sees what a gateway sees: the counts of a text, a cap, and, when an
 //! answer has ended, its usage. It does not see how long the answer will be, nor
-//! what kind of text it is given. The one heap of events is ordered by time and
-//! then by the order in which events were made; every draw is from generators
+//! what kind of text it is given. The one heap of events is ordered by time, then
+//! replicas first, then by the order in which events were made; every draw is from generators
 //! of one seed. So a report depends on the scenario and the seed alone.
 //!
 //! # What is left out

@@ -1,5 +1,6 @@
 //! The event loop: one heap, ordered by time and then by the order in which
-//! events were made.
+//! events were made. At one instant replicas come first: a replica has to have
+//! run to an instant before it is given something then.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -38,6 +39,9 @@ pub(super) enum Event {
     Cut,
 }
 
+/// When; whether it is not a replica's; the how-manieth it is that was made.
+type Entry = (u64, bool, u64, Event);
+
 /// A request whose client waits.
 #[derive(Debug)]
 pub(super) struct Live {
@@ -71,7 +75,7 @@ pub(super) struct Up {
 
 pub(super) struct Simulation<'a> {
     pub(super) scenario: &'a Scenario,
-    pub(super) events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    pub(super) events: BinaryHeap<Reverse<Entry>>,
     pub(super) made: u64,
     pub(super) now: u64,
     pub(super) fleet: Fleet,
@@ -174,7 +178,8 @@ impl<'a> Simulation<'a> {
 
     pub(super) fn at(&mut self, time: u64, event: Event) {
         self.made += 1;
-        self.events.push(Reverse((time, self.made, event)));
+        let later = !matches!(event, Event::Replica { .. });
+        self.events.push(Reverse((time, later, self.made, event)));
     }
 
     fn arrive_next(&mut self, source: u32) {
@@ -195,7 +200,7 @@ impl<'a> Simulation<'a> {
 
     pub(super) fn run(mut self) -> Result<Report, FleetError> {
         while self.coming > 0 || self.open > 0 {
-            let Some(Reverse((at, _, event))) = self.events.pop() else {
+            let Some(Reverse((at, _, _, event))) = self.events.pop() else {
                 return Err(broken(format!("{} requests never end", self.open)));
             };
             self.now = at;

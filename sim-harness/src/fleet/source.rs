@@ -126,3 +126,52 @@ impl Stream {
         Ask { input, output, cap, kind: kind.unwrap_or(Kind::English) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::CapPolicy;
+
+    fn stream(arrivals: Arrivals) -> Stream {
+        let source = Source {
+            tenant: String::new(),
+            model: String::new(),
+            path: String::new(),
+            texts: vec![(Kind::English, 1), (Kind::Json, 3)],
+            lengths: LengthSource::Fixed(1, 9),
+            arrivals,
+            caps: CapPolicy::Actual,
+            start: 5 * SECOND,
+            stop: 1_000 * SECOND,
+            timeout: None,
+            retries: 0,
+        };
+        Stream::new(&source, 0, u64::MAX, 1)
+    }
+
+    #[test]
+    fn gaps_vary_as_much_as_was_asked_for() {
+        for cv in [0.5, 1.0, 2.0] {
+            let mut stream = stream(Arrivals::Open { rate: 20.0, cv });
+            let times: Vec<u64> = std::iter::from_fn(|| stream.next_arrival()).collect();
+            let gaps: Vec<f64> = times.windows(2).map(|w| (w[1] - w[0]) as f64).collect();
+            let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+            let square = gaps.iter().map(|g| (g - mean) * (g - mean)).sum::<f64>();
+            let found = (square / gaps.len() as f64).sqrt() / mean;
+            assert!((found / cv - 1.0).abs() < 0.08, "{cv}: {found}");
+            assert!(times[0] >= 5 * SECOND && *times.last().unwrap() < 1_000 * SECOND);
+            assert!((times.len() as f64 / (995.0 * 20.0) - 1.0).abs() < 0.05, "{}", times.len());
+        }
+    }
+
+    #[test]
+    fn kinds_come_by_their_weights_and_prompts_have_a_template() {
+        let mut stream = stream(Arrivals::Closed { clients: 1, think: 0 });
+        let asks: Vec<Ask> = (0..4_000).map(|_| stream.ask()).collect();
+        let json = asks.iter().filter(|ask| ask.kind == Kind::Json).count();
+        assert!((2_800..3_200).contains(&json), "{json}");
+        assert!(asks.iter().all(|ask| (ask.input, ask.output) == (TEMPLATE + 1, 9)));
+        assert_eq!(stream.after_think(0), Some(5 * SECOND + MILLISECOND));
+        assert_eq!(stream.after_think(1_000 * SECOND), None);
+    }
+}

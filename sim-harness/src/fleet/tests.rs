@@ -112,6 +112,21 @@ fn one_request_takes_what_its_replica_takes() {
     assert_eq!(pool_of(&report, "long").sent, 0);
 }
 
+/// A step that starts at an instant does not hold what comes a nanosecond later.
+#[test]
+fn a_job_is_never_scheduled_before_it_came() {
+    let request = |arrival| Request { arrival, input_tokens: 100, output_tokens: 2, cap: None };
+    let rows: Vec<Request> = (0..20).map(|nth| request(nth / 2 * SECOND + nth % 2)).collect();
+    let lengths = LengthSource::Trace(rows.into());
+    let source = source("t", lengths, Arrivals::Trace { speed: 1.0 });
+    let report = run(&scenario("", vec![source]), 1).unwrap();
+    let short = pool_of(&report, "short");
+    // The second of each pair waits for the first one's step.
+    assert_eq!((short.served, short.queue.p50), (20, Some(0)));
+    let waited = short.queue.p99.unwrap();
+    assert!(waited.abs_diff(11 * MILLISECOND) < MILLISECOND / 10, "{waited}");
+}
+
 const EMA: &str = r#", "estimator": {"kind": "ema", "margin": 0}"#;
 
 #[test]
@@ -208,6 +223,16 @@ fn clients_in_a_loop_wait_for_their_answers() {
     // 11 + 9 × 10 ms, and 1 ms before each.
     let report = run(&scenario("", vec![one.clone()]), 1).unwrap();
     assert_eq!(report.asked(), 10_000_u64.div_ceil(102));
+    // Two replicas take two clients as one takes one.
+    let two = source("t", LengthSource::Fixed(100, 10), closed(2, 0));
+    let mut scenario_of_two = scenario("", vec![two]);
+    for dispatch in [Dispatch::LeastLoaded, Dispatch::RoundRobin] {
+        for pool in &mut scenario_of_two.pools {
+            (pool.replicas, pool.dispatch, pool.engine.max_num_seqs) = (2, dispatch, 1);
+        }
+        let asked = run(&scenario_of_two, 1).unwrap().asked();
+        assert!(asked >= 190, "{dispatch:?} {asked}");
+    }
     let slow = source("t", LengthSource::Fixed(100, 10), closed(3, SECOND));
     let asked = run(&scenario("", vec![slow]), 1).unwrap().asked();
     assert!((15..40).contains(&asked), "{asked}");
@@ -217,6 +242,9 @@ fn clients_in_a_loop_wait_for_their_answers() {
     cut.sources[0].stop = SECOND;
     let tenant = &run(&cut, 1).unwrap().tenants[0];
     assert_eq!((tenant.asked, tenant.answered, tenant.cut), (10, 9, 1));
+    // What was settled at the end is no part of the rate up to it.
+    assert_eq!(tenant.got, 9.0 * 110.0);
+    assert!(tenant.settled > 9 * 110, "{tenant:?}");
 }
 
 #[test]
@@ -260,11 +288,13 @@ fn headers_mode_and_long_bodies_are_decided_as_in_envoy() {
     let rows: Vec<(u64, u32, u32)> = (0..20).map(|nth| (nth * 100, 600, 5)).collect();
     let document = r#", "inspect": "headers""#;
     let report = run(&scenario(document, vec![traced("t", &rows)]), 1).unwrap();
-    assert_eq!(report.asked(), report.tenants[0].answered);
-    // 600 tokens are some 3 KB; the cap is not known then.
+    // Nobody sees the caps of 5: with 1,024 tokens for the output all are long.
+    assert_eq!((report.tenants[0].answered, pool_of(&report, "long").sent), (20, 20));
+    // 600 tokens are some 3 KB. The cap comes first and is read.
     let report =
         run(&scenario(r#", "inspect_bytes_max": 1024"#, vec![traced("t", &rows)]), 1).unwrap();
-    assert_eq!(report.asked(), report.tenants[0].answered);
+    assert_eq!(report.tenants[0].answered, 20);
+    assert!(pool_of(&report, "short").sent > 10, "{report:?}");
     // A cut body teaches nothing: the error stays that of a stranger.
     let whole = run(&scenario("", vec![traced("t", &rows)]), 1).unwrap();
     assert!(whole.errors.1 < report.errors.1, "{:?} {:?}", whole.errors, report.errors);

@@ -82,6 +82,8 @@ impl Prepared {
 
 #[cfg(test)]
 mod tests {
+    use tidegate::estimate::Feature;
+
     use super::*;
 
     #[test]
@@ -98,6 +100,18 @@ mod tests {
                 assert!(found > ratio * 0.7 && found < ratio * 1.5, "{kind:?} {tokens} {found}");
             }
         }
+    }
+
+    #[test]
+    fn prompts_of_one_length_differ() {
+        let (prepared, mut rng) = (Prepared::new(Kind::English), Pcg::new(1, 1));
+        let all: Vec<Tally> = (0..20).map(|_| prepared.prompt(100, &mut rng)).collect();
+        let letters = |tally: &Tally| tally.get(Feature::E) / tally.total() as f64;
+        let most = all.iter().map(letters).fold(0.0, f64::max);
+        let least = all.iter().map(letters).fold(1.0, f64::min);
+        assert!(most > least * 1.05, "{least} {most}");
+        let again = prepared.prompt(100, &mut Pcg::new(1, 1));
+        assert_eq!(all[0], again);
     }
 
     #[test]
