@@ -44,6 +44,11 @@ fn tenants_are_as_before() {
 }
 
 #[test]
+fn a_shared_pool_is_as_before() {
+    golden("shared-pool");
+}
+
+#[test]
 fn overload_is_as_before() {
     golden("overload");
 }

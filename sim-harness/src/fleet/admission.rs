@@ -1,19 +1,22 @@
-//! A tenant's limits, asked once for each request. The only place that knows
-//! how the core admits.
+//! A tenant's limits: asked once for each request, and again while it is held.
+//! The only place that knows how the core admits.
 
 use std::sync::Arc;
 
+use tidegate::config::Tenants;
 use tidegate::gate::{Gate, Ticket};
-use tidegate::tenant::{Admission, Cause, Entitlement, Refusal};
-use tidegate::time::Instant;
+use tidegate::tenant::{Admission, Cause, Entitlement, Released};
+use tidegate::time::{Instant, Span};
 
 use super::gateway::Memory;
 
-/// What a gateway tells its client.
+/// What a gateway does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admitted {
-    /// The request goes up.
+    /// It goes up.
     Passes,
+    /// It waits until [`poll`] tells of it.
+    Held,
     /// It is answered here.
     Refused {
         /// Why.
@@ -23,24 +26,41 @@ pub(super) enum Admitted {
     },
 }
 
-/// Asks the tenant's limits. What passes is charged in its ticket.
+/// Asks the limits. What passes is charged in its ticket. With `hold`, the
+/// request's name and the bytes of its body, it may be held.
 pub(super) fn admit(
-    gate: &Gate,
+    gate: &mut Gate,
     now: Instant,
     slots: &mut Memory,
-    tenant: &Arc<Entitlement>,
+    (tenants, tenant): (&Tenants, &Arc<Entitlement>),
     ticket: &mut Ticket,
+    hold: Option<(u64, u64)>,
 ) -> Admitted {
-    match gate.admit(now, slots, tenant, ticket) {
-        Admission::Admitted(..) | Admission::Uncharged => Admitted::Passes,
-        Admission::Refused(refusal) => told(&refusal),
-    }
+    told(&gate.admit(now, slots, tenants, tenant, ticket, hold))
 }
 
-fn told(refusal: &Refusal) -> Admitted {
-    let may_return = refusal.status() == 429;
-    Admitted::Refused {
-        cause: refusal.cause,
-        retry_after: refusal.retry_after.filter(|_| may_return),
+/// Takes what was decided about a request that was held.
+pub(super) fn enter(ticket: &mut Ticket, admission: Admission) -> Admitted {
+    told(&ticket.enter(admission))
+}
+
+/// Requests that were held and are decided now.
+pub(super) fn poll(gate: &mut Gate, now: Instant, slots: &mut Memory) -> Vec<Released> {
+    gate.poll(now, slots)
+}
+
+/// How soon to poll again; nothing while nothing is held.
+pub(super) fn next_poll(gate: &Gate) -> Option<Span> {
+    gate.next_wake()
+}
+
+fn told(admission: &Admission<u64>) -> Admitted {
+    match admission {
+        Admission::Admitted(..) | Admission::Uncharged => Admitted::Passes,
+        Admission::Held => Admitted::Held,
+        Admission::Refused(refusal) => Admitted::Refused {
+            cause: refusal.cause,
+            retry_after: refusal.retry_after.filter(|_| refusal.status() == 429),
+        },
     }
 }

@@ -83,6 +83,8 @@ pub(super) struct TenantBook {
     pub(super) retries: u64,
     /// Requests that waited in a gateway.
     pub(super) held: u64,
+    /// How long they did, of those that were decided in the end. Nanoseconds.
+    pub(super) waited: Histogram,
     /// Tokens settled, by the tenant's weights.
     pub(super) settled: u64,
     /// Of these, so many in the time that promises are counted for.

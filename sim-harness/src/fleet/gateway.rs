@@ -8,7 +8,8 @@ use tidegate::estimate::Tally;
 use tidegate::gate::{Answer, Body, Gate, Settlement, Ticket};
 use tidegate::request::{Api, Cap, RequestFacts};
 use tidegate::share::{Change, Exchange, Slots, Updated};
-use tidegate::time::Instant;
+use tidegate::tenant::Released;
+use tidegate::time::{Instant, Span};
 
 use super::admission::{self, Admitted};
 use super::scenario::Gateways;
@@ -78,8 +79,8 @@ impl Fleet {
                 let incarnation = workers.len() as u64 + 1;
                 let mut gate = Gate::new(&config.name, incarnation);
                 gate.learner_mut().give(Arc::clone(&config.base().estimator.learned));
-                for tenant in config.tenants.iter().flat_map(Tenants::all) {
-                    gate.ledger().open(memory, tenant);
+                if let Some(tenants) = &config.tenants {
+                    gate.ledger().open(memory, tenants.all(), tenants.capacities());
                 }
                 let exchange = Exchange::new(&config.name, incarnation);
                 workers.push(Worker { gate, exchange, serving: false, gateway });
@@ -99,28 +100,38 @@ impl Fleet {
     }
 
     /// A request comes to a worker: its body has been read, and it is decided.
+    /// `name` is one that no other open request of the worker has.
     pub(super) fn open(
         &mut self,
         now: u64,
-        worker: u32,
+        (worker, name): (u32, u64),
         (tenant, model, path): (&str, &str, &str),
         ask: &Ask,
         text: Tally,
     ) -> Option<Opened> {
         let config = Arc::clone(&self.config);
         let settings = config.settings(path.as_bytes(), b"", None);
-        let body = body(settings, model, ask, text);
+        let dry_run = settings.dry_run;
+        let Read { body, whole, rest } = read(settings, model, ask, text);
+        let now = Instant::from_nanos(now);
         let (Worker { gate, serving, .. }, memory) = self.at(worker)?;
         *serving = true;
         let (mut ticket, decision) = gate.open(settings, body);
         let admitted = config.tenants.as_ref().map(|tenants| {
-            let name = settings.tenant.as_deref().unwrap_or(tenant);
-            let tenant = tenants.named(name.as_bytes()).unwrap_or_else(|| tenants.default());
-            admission::admit(gate, Instant::from_nanos(now), memory, tenant, &mut ticket)
+            let of_route = settings.tenant.as_deref().unwrap_or(tenant);
+            let who = tenants.named(of_route.as_bytes()).unwrap_or_else(|| tenants.default());
+            let hold = whole.filter(|_| !dry_run).map(|bytes| (name, bytes));
+            let admitted = admission::admit(gate, now, memory, (tenants, who), &mut ticket, hold);
+            if let Some(facts) = rest
+                && (admitted == Admitted::Passes || dry_run)
+            {
+                // It has gone up, and was read to its end as it passed.
+                gate.read_on(now, memory, &mut ticket, facts);
+            }
+            admitted
         });
         let largest = settings.model(Some(model.as_bytes())).and_then(|model| model.pools.last());
         let largest = Arc::clone(largest.unwrap_or(&settings.default_pool));
-        let dry_run = settings.dry_run;
         let pool = if dry_run { Arc::clone(&settings.default_pool) } else { decision.pool };
         Some(Opened { ticket, pool, largest, admitted, dry_run })
     }
@@ -137,6 +148,26 @@ impl Fleet {
         worker.gate.close(Instant::from_nanos(now), memory, ticket, answer)
     }
 
+    /// Requests that a worker held and that are decided now.
+    pub(super) fn poll(&mut self, now: u64, worker: u32) -> Vec<Released> {
+        let Some((worker, memory)) = self.at(worker) else { return Vec::new() };
+        admission::poll(&mut worker.gate, Instant::from_nanos(now), memory)
+    }
+
+    /// How soon to poll a worker again, in nanoseconds; nothing while it holds
+    /// nothing.
+    pub(super) fn next_poll(&self, worker: u32) -> Option<u64> {
+        let gate = &self.workers.get(worker as usize)?.gate;
+        admission::next_poll(gate).map(Span::as_nanos)
+    }
+
+    /// The client of a held request has left.
+    pub(super) fn leave(&mut self, worker: u32, name: u64) {
+        if let Some((worker, _)) = self.at(worker) {
+            worker.gate.leave(name);
+        }
+    }
+
     /// A worker's tick, once a second.
     pub(super) fn tick(&mut self, now: u64, worker: u32) {
         let (config, now) = (Arc::clone(&self.config), Instant::from_nanos(now));
@@ -146,10 +177,12 @@ impl Fleet {
         exchange.tick(now, memory, gate.learner_mut(), decay, *serving);
         let alive = |incarnation| exchange.alive(now, incarnation);
         let tenants = config.tenants.as_ref().map_or(&[][..], Tenants::all);
-        gate.ledger_mut().tick(memory, now, tenants.iter(), alive);
+        let pools = config.tenants.as_ref().map_or(&[][..], Tenants::capacities);
+        gate.ledger_mut().tick(memory, now, tenants, pools, alive);
     }
 
-    /// Tokens and requests that are still reserved anywhere.
+    /// Tokens and requests that are still reserved anywhere, of tenants and in
+    /// pools.
     pub(super) fn open_reservations(&mut self, now: u64) -> (u64, u64) {
         let (config, now) = (Arc::clone(&self.config), Instant::from_nanos(now));
         let mut sum = (0, 0);
@@ -161,27 +194,43 @@ impl Fleet {
                 let status = worker.gate.ledger().status(memory, now, tenant);
                 sum = (sum.0 + status.tokens, sum.1 + status.requests);
             }
+            let all = config.tenants.as_ref().map_or(&[][..], Tenants::all);
+            for pool in config.tenants.iter().flat_map(Tenants::capacities) {
+                let (status, _) = worker.gate.ledger().pool_status(memory, now, pool, all);
+                sum = (sum.0 + status.tokens, sum.1 + status.requests);
+            }
         }
         sum
     }
 }
 
 /// What a gateway reads of a request.
-fn body(settings: &Settings, model: &str, ask: &Ask, text: Tally) -> Body {
+struct Read {
+    body: Body,
+    /// Bytes of the body, if all of it is there before it goes up.
+    whole: Option<u64>,
+    /// What is read of it when it has gone up before its end.
+    rest: Option<RequestFacts>,
+}
+
+fn read(settings: &Settings, model: &str, ask: &Ask, text: Tally) -> Read {
     let bytes = text.total() + BODY_AROUND + model.len() as u64;
     if settings.inspect == Inspect::Headers {
-        return Body::Length(Api::Chat, Some(bytes));
+        return Read { body: Body::Length(Api::Chat, Some(bytes)), whole: None, rest: None };
     }
-    let whole = bytes <= settings.inspect_bytes_max;
-    let none = if whole { Cap::Absent } else { Cap::Unseen };
-    let cap = ask.cap.map_or(none, |cap| Cap::Tokens(cap.into()));
+    let cap = ask.cap.map_or(Cap::Absent, |cap| Cap::Tokens(cap.into()));
     let mut facts = RequestFacts::chat(model, text, 1, cap);
     (facts.stream, facts.include_usage) = (true, Some(true));
-    if whole {
-        return Body::Whole(facts);
+    if bytes <= settings.inspect_bytes_max {
+        return Read { body: Body::Whole(facts), whole: Some(bytes), rest: None };
     }
     // Clients put the cap before the messages as often as after them; here it
     // comes before them, so it was read, if there is one. The rest counts as more
     // of the same.
-    Body::Cut { facts, unread: Some(bytes - settings.inspect_bytes_max), early: false }
+    let rest = Some(facts.clone());
+    if facts.cap == Cap::Absent {
+        facts.cap = Cap::Unseen;
+    }
+    let unread = Some(bytes - settings.inspect_bytes_max);
+    Read { body: Body::Cut { facts, unread, early: false }, whole: None, rest }
 }

@@ -1,13 +1,14 @@
 //! What becomes of one request, from its client's asking to its end.
 
 use tidegate::gate::{Answer, Settlement, Ticket};
+use tidegate::tenant::{Cause, Released};
 use tidegate::usage::{Overflow, Usage};
 
-use super::admission::Admitted;
+use super::admission::{self, Admitted};
 use super::book::{Outcome, TenantBook};
 use super::gateway::Opened;
 use super::scenario::FleetError;
-use super::sim::{Event, Live, Simulation, Up, broken};
+use super::sim::{Event, Live, Simulation, Stage, Up, broken};
 use super::source::{Ask, TEMPLATE};
 use crate::SECOND;
 use crate::engine::{Finished, Job};
@@ -29,7 +30,7 @@ impl Simulation<'_> {
             text: Pcg::new(seed, 0),
             asked: self.now,
             attempt: 0,
-            up: None,
+            stage: Stage::Away,
         };
         self.open += 1;
         if let Some(book) = self.book(source) {
@@ -62,35 +63,92 @@ impl Simulation<'_> {
         };
         let Some(stream) = self.streams.get(source as usize) else { return Ok(()) };
         let from = stream.source();
-        let (timeout, retries) = (from.timeout, from.retries);
+        let timeout = from.timeout;
         let who = (from.tenant.as_str(), from.model.as_str(), from.path.as_str());
-        let Some(opened) = self.fleet.open(now, worker, who, &ask, text) else {
+        let Some(opened) = self.fleet.open(now, (worker, place.into()), who, &ask, text) else {
             return Err(broken("a worker is lost"));
         };
-        if let (Some(Admitted::Refused { cause, retry_after }), false) =
-            (opened.admitted, opened.dry_run)
-        {
-            let comes_back = retry_after.filter(|_| attempt < retries);
-            if let Some(book) = self.book(source) {
-                book.sent_away += u64::from(retry_after.is_some());
-                book.retries += u64::from(comes_back.is_some());
-            }
-            let Some(seconds) = comes_back else {
-                return self.end(place, Outcome::Refused(cause));
-            };
-            if let Some(Some(live)) = self.live.get_mut(place as usize) {
-                live.attempt += 1;
-            }
-            self.at(
-                now.saturating_add(seconds.saturating_mul(SECOND)),
-                Event::Return { place, serial },
-            );
-            return Ok(());
+        let admitted = opened.admitted.filter(|_| !opened.dry_run);
+        if let Some(Admitted::Refused { cause, retry_after }) = admitted {
+            return self.refused(place, cause, retry_after);
         }
         if let Some(timeout) = timeout {
             self.at(now.saturating_add(timeout), Event::Timeout { place, serial, attempt });
         }
-        self.go_up(place, worker, &ask, opened)
+        if admitted != Some(Admitted::Held) {
+            return self.go_up(place, worker, &ask, opened);
+        }
+        if let Some(Some(live)) = self.live.get_mut(place as usize) {
+            live.stage = Stage::Held { worker, opened: Box::new(opened) };
+        }
+        if let Some(book) = self.book(source) {
+            book.held += 1;
+        }
+        self.hurry(worker);
+        Ok(())
+    }
+
+    /// A client is sent away, and comes back if it is told when and still wants.
+    fn refused(
+        &mut self,
+        place: u32,
+        cause: Cause,
+        retry_after: Option<u64>,
+    ) -> Result<(), FleetError> {
+        let Some(Some(live)) = self.live.get_mut(place as usize) else {
+            return Err(broken("nobody is there to be refused"));
+        };
+        let (serial, source) = (live.serial, live.source);
+        let retries = self.scenario.sources.get(source as usize).map_or(0, |from| from.retries);
+        let comes_back = retry_after.filter(|_| live.attempt < retries);
+        // The time-out of this attempt no longer counts.
+        live.attempt += u32::from(comes_back.is_some());
+        if let Some(book) = self.book(source) {
+            book.sent_away += u64::from(retry_after.is_some());
+            book.retries += u64::from(comes_back.is_some());
+        }
+        let Some(seconds) = comes_back else {
+            return self.end(place, Outcome::Refused(cause));
+        };
+        let at = self.now.saturating_add(seconds.saturating_mul(SECOND));
+        self.at(at, Event::Return { place, serial });
+        Ok(())
+    }
+
+    /// A worker looks again soon, as long as it holds anything.
+    fn hurry(&mut self, worker: u32) {
+        let Some(pause) = self.fleet.next_poll(worker) else { return };
+        let hurried = self.hurried.get_mut(worker as usize);
+        if hurried.is_some_and(|hurried| !std::mem::replace(hurried, true)) {
+            self.at(self.now + pause, Event::Poll(worker));
+        }
+    }
+
+    /// A worker lets go what it holds and may, and refuses what waited too long.
+    pub(super) fn release(&mut self, worker: u32) -> Result<(), FleetError> {
+        for Released { id, waited, admission } in self.fleet.poll(self.now, worker) {
+            let place = id as u32;
+            let Some(Some(live)) = self.live.get_mut(place as usize) else {
+                return Err(broken("nobody waits for what is let go"));
+            };
+            let (source, ask) = (live.source, live.ask);
+            let Stage::Held { mut opened, .. } = std::mem::replace(&mut live.stage, Stage::Away)
+            else {
+                return Err(broken("what is let go was not held"));
+            };
+            if let Some(book) = self.book(source) {
+                book.waited.add(waited.as_nanos());
+            }
+            match admission::enter(&mut opened.ticket, admission) {
+                Admitted::Passes => self.go_up(place, worker, &ask, *opened)?,
+                Admitted::Refused { cause, retry_after } => {
+                    self.refused(place, cause, retry_after)?;
+                }
+                Admitted::Held => return Err(broken("what is let go is held")),
+            }
+        }
+        self.hurry(worker);
+        Ok(())
     }
 
     /// A request goes to its pool; or to the largest, if that one refuses it.
@@ -132,7 +190,7 @@ impl Simulation<'_> {
             return Err(broken("a replica refuses what fits"));
         };
         if let Some(Some(live)) = self.live.get_mut(place as usize) {
-            live.up = Some(Up { ticket, worker, chosen, pool, replica, job, retried });
+            live.stage = Stage::Up(Up { ticket, worker, chosen, pool, replica, job, retried });
         }
         self.wake(pool as u32, replica);
         Ok(())
@@ -163,7 +221,7 @@ impl Simulation<'_> {
             complete: true,
             ..Answer::default()
         };
-        let settlement = self.fleet.close(self.now, worker, ticket, &answer);
+        let settlement = self.close(worker, ticket, &answer);
         self.settle(place, chosen, &settlement);
         self.end(place, Outcome::TooLong)
     }
@@ -198,7 +256,9 @@ impl Simulation<'_> {
         let live = self.live.get_mut(place as usize).and_then(Option::as_mut);
         let Some(live) = live else { return Err(broken("an answer for nobody")) };
         let (source, asked, ask) = (live.source, live.asked, live.ask);
-        let Some(up) = live.up.take() else { return Err(broken("an answer to what was not sent")) };
+        let Stage::Up(up) = std::mem::replace(&mut live.stage, Stage::Away) else {
+            return Err(broken("an answer to what was not sent"));
+        };
         if up.job != done.job {
             return Err(broken("another's answer"));
         }
@@ -220,7 +280,7 @@ impl Simulation<'_> {
             output_seen: done.output_tokens.into(),
             ..Answer::default()
         };
-        let settlement = self.fleet.close(done.at, up.worker, up.ticket, &answer);
+        let settlement = self.close(up.worker, up.ticket, &answer);
         self.settle(place, up.chosen, &settlement);
         self.pool(up.pool, |book| book.served(done));
         if let Some(book) = self.book(source) {
@@ -234,7 +294,10 @@ impl Simulation<'_> {
     pub(super) fn leave(&mut self, place: u32, why: Outcome) -> Result<(), FleetError> {
         let live = self.live.get_mut(place as usize).and_then(Option::as_mut);
         let Some(live) = live else { return Err(broken("nobody is there to leave")) };
-        if let Some(up) = live.up.take() {
+        let stage = std::mem::replace(&mut live.stage, Stage::Away);
+        if let Stage::Held { worker, .. } = stage {
+            self.fleet.leave(worker, place.into());
+        } else if let Stage::Up(up) = stage {
             let replicas = self.pools.get_mut(up.pool);
             let seen = replicas.map_or(0, |pool| pool.abort(self.now, up.replica, up.job));
             let answer = Answer {
@@ -245,12 +308,20 @@ impl Simulation<'_> {
                 retried: up.retried,
                 ..Answer::default()
             };
-            let settlement = self.fleet.close(self.now, up.worker, up.ticket, &answer);
+            let settlement = self.close(up.worker, up.ticket, &answer);
             self.settle(place, up.chosen, &settlement);
             self.pool(up.pool, |book| book.left += 1);
             self.wake(up.pool as u32, up.replica);
         }
         self.end(place, why)
+    }
+
+    /// What is given back may be another's.
+    fn close(&mut self, worker: u32, ticket: Ticket, answer: &Answer<'_>) -> Settlement {
+        if self.fleet.next_poll(worker).is_some() {
+            self.polls.push(worker);
+        }
+        self.fleet.close(self.now, worker, ticket, answer)
     }
 
     fn settle(&mut self, place: u32, chosen: usize, settlement: &Settlement) {
@@ -276,8 +347,8 @@ impl Simulation<'_> {
     fn end(&mut self, place: u32, outcome: Outcome) -> Result<(), FleetError> {
         let live = self.live.get_mut(place as usize).and_then(Option::take);
         let Some(live) = live else { return Err(broken("a request ends twice")) };
-        if live.up.is_some() {
-            return Err(broken("a request ends while it is served"));
+        if !matches!(live.stage, Stage::Away) {
+            return Err(broken("a request ends while somebody has it"));
         }
         self.free.push(place);
         self.open -= 1;

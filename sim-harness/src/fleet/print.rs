@@ -141,6 +141,11 @@ impl Report {
                 ];
                 let mut row = vec![tenant.name.clone()];
                 row.extend(counts.iter().map(u64::to_string));
+                if tenant.held == 0 {
+                    row.extend(["-".to_owned(), "-".to_owned()]);
+                } else {
+                    row.extend([ms(tenant.waited.p50), ms(tenant.waited.p99)]);
+                }
                 let why = tenant.refused.iter().map(|(cause, count)| format!("{cause} {count}"));
                 row.push(why.collect::<Vec<_>>().join(", "));
                 row
@@ -157,6 +162,8 @@ impl Report {
             "429s",
             "came back",
             "held",
+            "ms p50",
+            "p99",
             "refused for",
         ];
         table(out, &heads, &counts);
@@ -263,6 +270,7 @@ fn tenant_json(tenant: &TenantReport) -> Value {
         "status_429": tenant.sent_away,
         "came_back": tenant.retries,
         "held": tenant.held,
+        "hold_ms": figures_json(tenant.waited),
         "settled_tokens": tenant.settled,
         "refunded_tokens": tenant.refunded,
         "promised_per_s": tenant.promised,

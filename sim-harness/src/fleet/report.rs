@@ -107,8 +107,10 @@ pub struct TenantReport {
     pub sent_away: u64,
     /// Times that a client came back.
     pub retries: u64,
-    /// Requests that waited in a gateway.
+    /// Times that a request waited in a gateway.
     pub held: u64,
+    /// How long, of those that were let go or refused in the end.
+    pub waited: Figures,
     /// Tokens settled, by the tenant's weights.
     pub settled: u64,
     /// Of reserved tokens, so many were given back.
@@ -213,6 +215,7 @@ fn tenant_report(name: &str, book: &TenantBook, scenario: &Scenario, all: u64) -
         sent_away: book.sent_away,
         retries: book.retries,
         held: book.held,
+        waited: figures(&book.waited, book.waited.count()),
         settled: book.settled,
         refunded: book.refunded,
         promised: law.map(|law| law.tokens as f64 / law.period.as_secs_f64() * gateways),

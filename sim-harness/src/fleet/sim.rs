@@ -9,7 +9,7 @@ use tidegate::config::Tenants;
 use tidegate::gate::Ticket;
 
 use super::book::{Outcome, PoolBook, TenantBook};
-use super::gateway::Fleet;
+use super::gateway::{Fleet, Opened};
 use super::pool::Replicas;
 use super::report::Report;
 use super::scenario::{Arrivals, FleetError, Scenario};
@@ -35,6 +35,8 @@ pub(super) enum Event {
     Replica { pool: u32, replica: u32 },
     /// A worker's tick.
     Tick(u32),
+    /// A worker that holds requests looks again whether they may go.
+    Poll(u32),
     /// Nobody waits any longer.
     Cut,
 }
@@ -55,8 +57,23 @@ pub(super) struct Live {
     pub(super) asked: u64,
     /// Times that its client came back.
     pub(super) attempt: u32,
-    /// Nothing while its client waits to come back.
-    pub(super) up: Option<Up>,
+    pub(super) stage: Stage,
+}
+
+/// Where a request is.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// Its client waits to come back, or it is on its way.
+    Away,
+    /// A worker holds it.
+    Held {
+        /// Which one.
+        worker: u32,
+        /// What was decided but for its admission.
+        opened: Box<Opened>,
+    },
+    /// A replica has it.
+    Up(Up),
 }
 
 /// A request that a gateway let through.
@@ -92,6 +109,10 @@ pub(super) struct Simulation<'a> {
     /// Arrivals that are still to come.
     pub(super) coming: usize,
     pub(super) done: Vec<Finished>,
+    /// Workers that may let go what they hold: something has ended there.
+    pub(super) polls: Vec<u32>,
+    /// Of each worker, whether it will look again by itself.
+    pub(super) hurried: Vec<bool>,
     pub(super) pool_books: Vec<PoolBook>,
     pub(super) tenant_books: Vec<TenantBook>,
     pub(super) tenant_names: Vec<String>,
@@ -138,6 +159,8 @@ impl<'a> Simulation<'a> {
             tenants: scenario.sources.iter().map(|source| place_of(&source.tenant)).collect(),
             streams: streams.map(|(nth, s)| Stream::new(s, nth, scenario.end, seed)).collect(),
             pool_books: vec![PoolBook::default(); pools.len()],
+            polls: Vec::new(),
+            hurried: vec![false; fleet.workers() as usize],
             fleet,
             pools,
             texts,
@@ -226,6 +249,12 @@ impl<'a> Simulation<'a> {
                     }
                 }
                 Event::Replica { pool, replica } => self.run_replica(pool, replica)?,
+                Event::Poll(worker) => {
+                    if let Some(hurried) = self.hurried.get_mut(worker as usize) {
+                        *hurried = false;
+                    }
+                    self.polls.push(worker);
+                }
                 Event::Tick(worker) => {
                     self.fleet.tick(at, worker);
                     self.at(at + SECOND, Event::Tick(worker));
@@ -237,6 +266,10 @@ impl<'a> Simulation<'a> {
                         }
                     }
                 }
+            }
+            // Whoever is let go may end at once, and let the next one go.
+            while let Some(worker) = self.polls.pop() {
+                self.release(worker)?;
             }
         }
         self.finish()
