@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tidegate::config::Tenants;
+use tidegate::config::Config;
 use tidegate::gate::{Gate, Ticket};
 use tidegate::tenant::{Admission, Cause, Entitlement, Released};
 use tidegate::time::{Instant, Span};
@@ -32,11 +32,11 @@ pub(super) fn admit(
     gate: &mut Gate,
     now: Instant,
     slots: &mut Memory,
-    (tenants, tenant): (&Tenants, &Arc<Entitlement>),
+    (config, tenant): (&Config, &Arc<Entitlement>),
     ticket: &mut Ticket,
     hold: Option<(u64, u64)>,
 ) -> Admitted {
-    told(&gate.admit(now, slots, tenants, tenant, ticket, hold))
+    told(&gate.admit(now, slots, config, tenant, ticket, hold))
 }
 
 /// Takes what was decided about a request that was held.

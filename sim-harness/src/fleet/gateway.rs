@@ -79,9 +79,8 @@ impl Fleet {
                 let incarnation = workers.len() as u64 + 1;
                 let mut gate = Gate::new(&config.name, incarnation);
                 gate.learner_mut().give(Arc::clone(&config.base().estimator.learned));
-                if let Some(tenants) = &config.tenants {
-                    gate.ledger().open(memory, tenants.all(), tenants.capacities());
-                }
+                let tenants = config.tenants.as_ref().map_or(&[][..], Tenants::all);
+                gate.ledger().open(memory, tenants, &config.capacities);
                 let exchange = Exchange::new(&config.name, incarnation);
                 workers.push(Worker { gate, exchange, serving: false, gateway });
             }
@@ -116,12 +115,18 @@ impl Fleet {
         let now = Instant::from_nanos(now);
         let (Worker { gate, serving, .. }, memory) = self.at(worker)?;
         *serving = true;
-        let (mut ticket, decision) = gate.open(settings, body);
+        let (mut ticket, mut decision) = gate.open(settings, body);
+        if config.moves {
+            gate.place(now, memory, &config, &mut ticket, &mut decision);
+        }
+        if config.tenants.is_none() {
+            gate.occupy(now, memory, &config, &mut ticket);
+        }
         let admitted = config.tenants.as_ref().map(|tenants| {
             let of_route = settings.tenant.as_deref().unwrap_or(tenant);
             let who = tenants.named(of_route.as_bytes()).unwrap_or_else(|| tenants.default());
             let hold = whole.filter(|_| !dry_run).map(|bytes| (name, bytes));
-            let admitted = admission::admit(gate, now, memory, (tenants, who), &mut ticket, hold);
+            let admitted = admission::admit(gate, now, memory, (&config, who), &mut ticket, hold);
             if let Some(facts) = rest
                 && (admitted == Admitted::Passes || dry_run)
             {
@@ -177,8 +182,10 @@ impl Fleet {
         exchange.tick(now, memory, gate.learner_mut(), decay, *serving);
         let alive = |incarnation| exchange.alive(now, incarnation);
         let tenants = config.tenants.as_ref().map_or(&[][..], Tenants::all);
-        let pools = config.tenants.as_ref().map_or(&[][..], Tenants::capacities);
-        gate.ledger_mut().tick(memory, now, tenants, pools, alive);
+        gate.ledger_mut().tick(memory, now, tenants, &config.capacities, alive);
+        if exchange.is_first(now) {
+            gate.ledger().watch(memory, now, &config.capacities, config.neighbours());
+        }
     }
 
     /// Tokens and requests that are still reserved anywhere, of tenants and in
@@ -195,7 +202,7 @@ impl Fleet {
                 sum = (sum.0 + status.tokens, sum.1 + status.requests);
             }
             let all = config.tenants.as_ref().map_or(&[][..], Tenants::all);
-            for pool in config.tenants.iter().flat_map(Tenants::capacities) {
+            for pool in &config.capacities {
                 let (status, _) = worker.gate.ledger().pool_status(memory, now, pool, all);
                 sum = (sum.0 + status.tokens, sum.1 + status.requests);
             }

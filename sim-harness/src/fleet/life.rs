@@ -190,7 +190,8 @@ impl Simulation<'_> {
             return Err(broken("a replica refuses what fits"));
         };
         if let Some(Some(live)) = self.live.get_mut(place as usize) {
-            live.stage = Stage::Up(Up { ticket, worker, chosen, pool, replica, job, retried });
+            let up = Up { ticket, worker, chosen, pool, replica, job, retried };
+            live.stage = Stage::Up(Box::new(up));
         }
         self.wake(pool as u32, replica);
         Ok(())

@@ -73,7 +73,7 @@ pub(super) enum Stage {
         opened: Box<Opened>,
     },
     /// A replica has it.
-    Up(Up),
+    Up(Box<Up>),
 }
 
 /// A request that a gateway let through.

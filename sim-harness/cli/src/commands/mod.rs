@@ -75,7 +75,7 @@ pub enum CommandError {
     /// The gateway's configuration.
     Windows(WindowsError),
     /// The tenants document.
-    Tenants(crate::replay::ScenarioError),
+    Tenants(crate::replay::SendersError),
     /// What the gateway's configuration promises them.
     Promises(PromisesError),
     /// The replay.

@@ -10,7 +10,7 @@ use super::CommandError;
 use crate::files;
 use crate::interrupt::Interrupt;
 use crate::progress;
-use crate::replay::{self, Options, Promises, Report, Run, Scenario, Source, Style, Synthetic};
+use crate::replay::{self, Options, Promises, Report, Run, Senders, Source, Style, Synthetic};
 use crate::replay::{TENANTS_EXAMPLE, TenantReport, Windows, Workload};
 use crate::tokenizer::Tokenizer;
 
@@ -203,20 +203,20 @@ async fn tenants(
     options: &Options,
 ) -> Result<Ended, CommandError> {
     let bytes = files::read(path).map_err(|e| CommandError::File("--tenants", e))?;
-    let scenario = Scenario::parse(&bytes).map_err(CommandError::Tenants)?;
-    let promises = config.map(|bytes| Promises::from_config(bytes, &scenario)).transpose();
+    let senders = Senders::parse(&bytes).map_err(CommandError::Tenants)?;
+    let promises = config.map(|bytes| Promises::from_config(bytes, &senders)).transpose();
     let promises = promises.map_err(CommandError::Promises)?;
     let interrupt = Interrupt::listen().map_err(CommandError::Output)?;
-    let bar = progress::seconds(scenario.length.as_secs());
+    let bar = progress::seconds(senders.length.as_secs());
     let tick = |passed: Duration| bar.set_position(passed.as_secs());
-    let run = replay::run_tenants(options, &scenario, interrupt.wait(), tick).await;
+    let run = replay::run_tenants(options, &senders, interrupt.wait(), tick).await;
     bar.finish_and_clear();
     let run = run.map_err(CommandError::Replay)?;
     let interrupted = interrupt.asked();
     if interrupted {
         eprintln!("Stopped; what had not ended is not counted.");
     }
-    let report = TenantReport::new(&run, &scenario, promises.as_ref());
+    let report = TenantReport::new(&run, &senders, promises.as_ref());
     Ok(Ended { run, tenants: Some(report), interrupted })
 }
 

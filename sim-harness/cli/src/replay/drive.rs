@@ -10,8 +10,8 @@ use tokio::task::JoinSet;
 use tokio::time::sleep_until;
 
 use super::plan::{Prepared, prepare};
-use super::scenario::{Arrivals, Scenario, Sender};
 use super::send::{Origin, Outcome, send};
+use super::senders::{Arrivals, Sender, Senders};
 use super::{AHEAD, Options, ReplayError, Run, Style, hopeless};
 use crate::client::Client;
 use crate::text::Library;
@@ -146,11 +146,11 @@ fn write(library: &Arc<Library>, style: Style, sender: &Arc<Sender>) -> mpsc::Re
     texts
 }
 
-/// Lets all tenants send until the scenario's end, and waits for the answers;
+/// Lets all tenants send until the document's end, and waits for the answers;
 /// breaks off at `stop`. `progress` hears how much time has passed.
 pub async fn run_tenants(
     options: &Options,
-    scenario: &Scenario,
+    senders: &Senders,
     stop: impl Future<Output = ()>,
     mut progress: impl FnMut(Duration),
 ) -> Result<Run, ReplayError> {
@@ -164,7 +164,7 @@ pub async fn run_tenants(
     let (timeout, sent) = (options.timeout, AtomicUsize::new(0));
     let load = Arc::new(Load { client, timeout, start, sent, ended });
     let mut driving = JoinSet::new();
-    for (place, sender) in scenario.tenants.iter().enumerate() {
+    for (place, sender) in senders.tenants.iter().enumerate() {
         let sender = Arc::new(sender.clone());
         // No two senders draw the same.
         let seed = options.style.seed.wrapping_add((place as u64) << 32);
@@ -194,9 +194,9 @@ pub async fn run_tenants(
     };
     let busy = &mut run.busy;
     let measure = async {
-        sleep_until((start + scenario.warmup).into()).await;
+        sleep_until((start + senders.warmup).into()).await;
         let before = processor_time();
-        sleep_until((start + scenario.length).into()).await;
+        sleep_until((start + senders.length).into()).await;
         *busy = before.zip(processor_time()).and_then(|(before, after)| after.share_since(before));
         Ok(())
     };

@@ -26,8 +26,8 @@ mod judge;
 mod plan;
 mod print;
 mod report;
-mod scenario;
 mod send;
+mod senders;
 mod tenants;
 
 #[cfg(test)]
@@ -47,10 +47,10 @@ pub use self::plan::{
 };
 pub use self::print::table;
 pub use self::report::{Errors, Estimate, Percentiles, PoolRow, Report};
-pub use self::scenario::{
-    Arrivals, Bursts, Caps, Scenario, ScenarioError, Sender, Sizes, TENANTS_EXAMPLE,
-};
 pub use self::send::{Answered, Decision, Failure, Origin, Outcome, send};
+pub use self::senders::{
+    Arrivals, Bursts, Caps, Sender, Senders, SendersError, Sizes, TENANTS_EXAMPLE,
+};
 pub use self::tenants::{Promises, PromisesError, TenantReport, TenantRow};
 use crate::client::{Client, ClientError};
 use crate::text::Library;

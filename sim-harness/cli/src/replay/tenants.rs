@@ -14,10 +14,10 @@ use super::Run;
 use super::judge::{WindowsError, config};
 use super::print::{pair, table};
 use super::report::{Percentiles, percentiles, ttft};
-use super::scenario::{Scenario, Sender};
 use super::send::{Failure, Outcome};
+use super::senders::{Sender, Senders};
 
-/// What the gateway promises each sender of a scenario.
+/// What the gateway promises each sender of a senders.
 #[derive(Clone, Debug)]
 pub struct Promises(Vec<Arc<Entitlement>>);
 
@@ -48,10 +48,10 @@ impl std::error::Error for PromisesError {}
 
 impl Promises {
     /// From the Tidegate JSON, or an Envoy configuration in YAML that holds it.
-    pub fn from_config(bytes: &[u8], scenario: &Scenario) -> Result<Self, PromisesError> {
+    pub fn from_config(bytes: &[u8], senders: &Senders) -> Result<Self, PromisesError> {
         let config = config(bytes).map_err(PromisesError::Config)?;
         let tenants = config.tenants.as_ref().ok_or(PromisesError::NoTenants)?;
-        let promised = scenario.tenants.iter().map(|sender| {
+        let promised = senders.tenants.iter().map(|sender| {
             tenants.named(sender.tenant.as_bytes()).cloned().ok_or_else(|| {
                 let known = tenants.all().iter().map(|one| one.name.clone()).collect();
                 PromisesError::Unknown(sender.tenant.clone(), known)
@@ -67,7 +67,7 @@ impl Promises {
 pub struct TenantReport {
     /// From the warm-up to the end of sending.
     pub counted: Duration,
-    /// One for each sender, in the scenario's order.
+    /// One for each sender, in the document's order.
     pub rows: Vec<TenantRow>,
     /// Share of the machine's processor time that was in use meanwhile.
     pub busy: Option<f64>,
@@ -106,24 +106,24 @@ pub struct TenantRow {
 }
 
 impl TenantReport {
-    /// Sums up a run of the scenario.
-    pub fn new(run: &Run, scenario: &Scenario, promises: Option<&Promises>) -> Self {
+    /// Sums up a run.
+    pub fn new(run: &Run, senders: &Senders, promises: Option<&Promises>) -> Self {
         let counted =
-            |outcome: &&Outcome| Duration::from_nanos(outcome.request.arrival) >= scenario.warmup;
-        let senders = scenario.tenants.iter().enumerate();
-        let mut rows: Vec<TenantRow> = senders
+            |outcome: &&Outcome| Duration::from_nanos(outcome.request.arrival) >= senders.warmup;
+        let each = senders.tenants.iter().enumerate();
+        let mut rows: Vec<TenantRow> = each
             .map(|(place, sender)| {
                 let own = run.outcomes.iter().filter(|outcome| outcome.tenant == place);
                 let own: Vec<&Outcome> = own.filter(counted).collect();
                 let entitlement = promises.and_then(|promises| promises.0.get(place));
-                TenantRow::new(scenario, sender, entitlement.map(Arc::as_ref), &own)
+                TenantRow::new(senders, sender, entitlement.map(Arc::as_ref), &own)
             })
             .collect();
         let all: u64 = rows.iter().map(|row| row.tokens).sum();
         for row in &mut rows {
             row.share = (all > 0).then(|| row.tokens as f64 / all as f64);
         }
-        Self { counted: scenario.length.saturating_sub(scenario.warmup), rows, busy: run.busy }
+        Self { counted: senders.length.saturating_sub(senders.warmup), rows, busy: run.busy }
     }
 
     /// The same figures for programs. Times are seconds, shares fractions; what
@@ -214,7 +214,7 @@ impl TenantReport {
 
 impl TenantRow {
     fn new(
-        scenario: &Scenario,
+        senders: &Senders,
         sender: &Sender,
         entitlement: Option<&Entitlement>,
         own: &[&Outcome],
@@ -245,10 +245,10 @@ impl TenantRow {
         let laws = || entitlement.iter().flat_map(|one| one.limits.laws.iter().flatten());
         let rate =
             |law: &tidegate::tenant::Law| law.tokens as f64 / (law.period.as_nanos() as f64 / 1e9);
-        let from = sender.from.max(scenario.warmup);
+        let from = sender.from.max(senders.warmup);
         let time = sender.to.saturating_sub(from).as_secs_f64();
         // A bucket that has not been used is full.
-        let full = sender.from >= scenario.warmup;
+        let full = sender.from >= senders.warmup;
         let promised =
             laws().map(|law| rate(law) * time + if full { law.burst as f64 } else { 0.0 });
         Self {
@@ -311,8 +311,8 @@ mod tests {
 
     #[test]
     fn figures_are_of_what_was_sent_after_the_warm_up() {
-        let scenario = Scenario::parse(SCENARIO.as_bytes()).unwrap();
-        let promises = Promises::from_config(CONFIG.as_bytes(), &scenario).unwrap();
+        let senders = Senders::parse(SCENARIO.as_bytes()).unwrap();
+        let promises = Promises::from_config(CONFIG.as_bytes(), &senders).unwrap();
         let answered = |at: u64, tenant| {
             let mut outcome = outcome(0, 100, None);
             (outcome.request.arrival, outcome.tenant) = (at * 1_000_000_000, tenant);
@@ -329,7 +329,7 @@ mod tests {
             refused(6, 0, 503, None),
         ]);
         run.busy = Some(0.25);
-        let report = TenantReport::new(&run, &scenario, Some(&promises));
+        let report = TenantReport::new(&run, &senders, Some(&promises));
         let [a, b] = report.rows.as_slice() else { panic!() };
         assert_eq!((a.asked, a.asked_tokens, a.sent, a.admitted), (5, 555, 6, 2));
         let refused: Vec<_> = a.refused.iter().map(|(why, n)| (why.as_str(), *n)).collect();
@@ -359,8 +359,8 @@ mod tests {
 
     #[test]
     fn what_nobody_promised_is_a_dash() {
-        let scenario = Scenario::parse(SCENARIO.as_bytes()).unwrap();
-        let report = TenantReport::new(&run(Vec::new()), &scenario, None);
+        let senders = Senders::parse(SCENARIO.as_bytes()).unwrap();
+        let report = TenantReport::new(&run(Vec::new()), &senders, None);
         assert_eq!((report.rows[0].rate, report.rows[0].share), (None, None));
         assert!(report.json()["tenants"][0]["promised"].is_null());
         let mut text = Vec::new();
@@ -370,10 +370,10 @@ mod tests {
 
     #[test]
     fn a_tenant_that_nobody_configured_is_named() {
-        let scenario =
-            Scenario::parse(SCENARIO.replace("\"tenant\": \"a\"", "\"tenant\": \"x\"").as_bytes());
+        let senders =
+            Senders::parse(SCENARIO.replace("\"tenant\": \"a\"", "\"tenant\": \"x\"").as_bytes());
         let error = |config: &str| {
-            Promises::from_config(config.as_bytes(), scenario.as_ref().unwrap())
+            Promises::from_config(config.as_bytes(), senders.as_ref().unwrap())
                 .unwrap_err()
                 .to_string()
         };

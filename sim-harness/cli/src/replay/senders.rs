@@ -26,7 +26,7 @@ pub const TENANTS_EXAMPLE: &str = r#"{"seconds": 60, "warmup_s": 10, "tenants": 
 
 /// Many tenants, and how long they send.
 #[derive(Clone, Debug)]
-pub struct Scenario {
+pub struct Senders {
     /// How long requests are sent.
     pub length: Duration,
     /// What is sent before this time is not counted.
@@ -144,14 +144,14 @@ impl Sender {
 
 /// What is wrong with a tenants document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ScenarioError {
+pub enum SendersError {
     /// Not JSON; carries the parser's words.
     NotJson(String),
     /// A field.
     Field(FieldError),
 }
 
-impl fmt::Display for ScenarioError {
+impl fmt::Display for SendersError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotJson(why) => write!(f, "the tenants document is not JSON: {why}"),
@@ -160,9 +160,9 @@ impl fmt::Display for ScenarioError {
     }
 }
 
-impl std::error::Error for ScenarioError {}
+impl std::error::Error for SendersError {}
 
-impl From<FieldError> for ScenarioError {
+impl From<FieldError> for SendersError {
     fn from(error: FieldError) -> Self {
         Self::Field(error)
     }
@@ -190,11 +190,11 @@ const SENDER_FIELDS: [&str; 16] = [
     "obey_retry_after",
 ];
 
-impl Scenario {
+impl Senders {
     /// Reads a tenants document.
-    pub fn parse(bytes: &[u8]) -> Result<Self, ScenarioError> {
+    pub fn parse(bytes: &[u8]) -> Result<Self, SendersError> {
         let document: Value =
-            serde_json::from_slice(bytes).map_err(|e| ScenarioError::NotJson(e.to_string()))?;
+            serde_json::from_slice(bytes).map_err(|e| SendersError::NotJson(e.to_string()))?;
         let fields = Fields::new("", &document, &["seconds", "warmup_s", "tenants"])?;
         let Some(length) = above_zero(&fields, "seconds")? else {
             return Err(fields.wrong("seconds", "a number above 0").into());
@@ -336,9 +336,9 @@ mod tests {
 
     #[test]
     fn the_example_says_all_there_is() {
-        let scenario = Scenario::parse(TENANTS_EXAMPLE.as_bytes()).unwrap();
-        assert_eq!((scenario.length, scenario.warmup), (seconds(60.0), seconds(10.0)));
-        let [search, batch, nightly] = scenario.tenants.as_slice() else { panic!() };
+        let senders = Senders::parse(TENANTS_EXAMPLE.as_bytes()).unwrap();
+        assert_eq!((senders.length, senders.warmup), (seconds(60.0), seconds(10.0)));
+        let [search, batch, nightly] = senders.tenants.as_slice() else { panic!() };
         assert_eq!(search.arrivals, Arrivals::Clients(8, seconds(0.5)));
         assert_eq!(search.headers, [("x-team".to_owned(), "search".to_owned())]);
         assert_eq!((search.from, search.to), (Duration::ZERO, seconds(60.0)));
@@ -364,7 +364,7 @@ mod tests {
         let wrong = |from: &str, to: &str| {
             assert_eq!(TENANTS_EXAMPLE.matches(from).count(), 1, "{from}");
             let text = TENANTS_EXAMPLE.replace(from, to);
-            Scenario::parse(text.as_bytes()).unwrap_err().to_string()
+            Senders::parse(text.as_bytes()).unwrap_err().to_string()
         };
         for (from, to, path) in [
             ("\"seconds\": 60", "\"seconds\": 0", "seconds"),
@@ -386,7 +386,7 @@ mod tests {
             let error = wrong(from, to);
             assert!(error.starts_with(&format!("{path}: ")), "{path}: {error}");
         }
-        assert!(Scenario::parse(b"{").unwrap_err().to_string().contains("not JSON"));
+        assert!(Senders::parse(b"{").unwrap_err().to_string().contains("not JSON"));
     }
 
     #[test]
