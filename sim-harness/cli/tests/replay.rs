@@ -14,7 +14,8 @@ use std::time::Duration;
 use common::{metric, pools};
 use tidegate_sim::workload::{CapPolicy, Request};
 use tidegate_sim_cli::replay::{
-    Failure, Options, Report, Source, Style, Synthetic, Verdict, Window, Windows, Workload, run,
+    Failure, Options, Outcome, Report, Scenario, Source, Style, Synthetic, TenantReport, Verdict,
+    Window, Windows, Workload, run, run_tenants,
 };
 
 fn windows() -> Windows {
@@ -128,4 +129,48 @@ async fn a_gateway_that_is_not_there_is_a_failure_of_each_request() {
     let report = Report::new(&run, None);
     assert_eq!((report.answered, report.errors["connection"]), (0, 3));
     assert!(matches!(run.outcomes[0].result, Err(Failure::Connection(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tenants_send_as_their_patterns_say() {
+    let handle = pools().await;
+    let size = r#""input_tokens": 20, "output_tokens": 40"#;
+    let text = format!(
+        r#"{{"seconds": 2, "tenants": [
+            {{"name": "loop", "clients": 3, "pause_s": 0.01, {size}}},
+            {{"name": "bursts", "rate": 200, "on_s": 0.2, "off_s": 0.3, "from_s": 0.5, "to_s": 1.5,
+              {size}}}]}}"#
+    );
+    let scenario = Scenario::parse(text.as_bytes()).unwrap();
+    let options = options(&handle, "long");
+    let run = run_tenants(&options, &scenario, std::future::pending(), |_| {}).await.unwrap();
+    let report = TenantReport::new(&run, &scenario, None);
+    let of = |tenant: usize| run.outcomes.iter().filter(move |outcome| outcome.tenant == tenant);
+    let sent = |outcome: &Outcome| Duration::from_nanos(outcome.request.arrival);
+    // Each client of the loop waits for its answer: never more than three are open.
+    let mut steps: Vec<(Duration, i32)> = Vec::new();
+    for outcome in of(0) {
+        let end = sent(outcome) + outcome.result.as_ref().unwrap().end;
+        steps.extend([(sent(outcome), 1), (end, -1)]);
+        assert!(sent(outcome) < Duration::from_secs(2));
+    }
+    steps.sort_unstable();
+    let open = steps.iter().scan(0, |open, (_, step)| {
+        *open += step;
+        Some(*open)
+    });
+    assert_eq!(open.max(), Some(3));
+    // The bursts do not wait for anything, but they end.
+    let late = run.latest + Duration::from_millis(100);
+    for outcome in of(1) {
+        let since = sent(outcome).checked_sub(Duration::from_millis(500)).unwrap();
+        let within = Duration::from_millis((since.as_millis() % 500) as u64);
+        assert!(since < Duration::from_secs(1) + late, "{since:?}");
+        assert!(within <= Duration::from_millis(200) + late, "{within:?}, late by {late:?}");
+    }
+    // 200 a second for twice 0.2 s.
+    assert!((50..=110).contains(&report.rows[1].sent), "{report:?}");
+    assert_eq!(report.rows[1].tokens, 60 * report.rows[1].sent as u64);
+    let shares: f64 = report.rows.iter().filter_map(|row| row.share).sum();
+    assert!((shares - 1.0).abs() < 1e-9);
 }
