@@ -66,6 +66,11 @@ prove "Two tenants, two to one, in a full pool over 60 s, two and four workers" 
   "TIDEGATE_PROVE=1 cargo test -p tidegate-wasm-tests --test held_envoy -- --nocapture" \
   lines cargo test -q -p tidegate-wasm-tests --test held_envoy -- --nocapture
 
+keep='p99 of TTFT|flooded / alone|elastic tenants|throughput of|busy|^Ours|test result'
+prove "Overload with live pools" \
+  "TIDEGATE_PROVE=1 cargo test --release -p tidegate-sim-cli --test overload -- --nocapture" \
+  lines cargo test -q --release -p tidegate-sim-cli --test overload -- --nocapture
+
 if cargo +nightly fuzz --version >/dev/null 2>&1; then
   # Four million for each scanner, two million for the configuration.
   fuzz() {
