@@ -540,6 +540,28 @@ mod tests {
             run(&Law::per_second(rate, burst, 0), &steps, true)?;
         }
 
+        /// Who stays 1 % under the rate is never refused, whatever the sizes, if
+        /// each request is within the burst and comes when the rate has made up
+        /// for the one before.
+        #[test]
+        fn a_steady_load_below_the_rate_is_never_refused(
+            sizes in prop::collection::vec(1_u64..1000, 1..200), rate in 1_u64..5000,
+            late in prop::collection::vec(0_u64..3, 200), more in 0_u64..2000,
+        ) {
+            let law = Law::per_second(rate, 1000 + more, 0);
+            let (mut bucket, mut now, mut open) = (Bucket::default(), 0, Vec::new());
+            for (size, late) in sizes.iter().zip(late) {
+                let charge = admit(&mut bucket, &law, Instant::from_nanos(now), *size);
+                prop_assert!(charge.is_ok(), "{charge:?} at {now}");
+                open.push((charge.unwrap(), *size));
+                // A hundredth more time than the rate takes, and some later.
+                now += (size * 1_010_000_000).div_ceil(rate) + late * 1_000_000;
+                if let (true, Some((charge, size))) = (size % 3 == 0, open.pop()) {
+                    bucket.correct(Instant::from_nanos(now), charge, size);
+                }
+            }
+        }
+
         /// Promise B: requests that use more than they reserved exceed the law
         /// by that at the most.
         #[test]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{metric, pools};
 use tidegate_sim::workload::{CapPolicy, Request};
 use tidegate_sim_cli::replay::{
-    Failure, Options, Outcome, Report, Scenario, Source, Style, Synthetic, TenantReport, Verdict,
+    Failure, Options, Outcome, Report, Senders, Source, Style, Synthetic, TenantReport, Verdict,
     Window, Windows, Workload, run, run_tenants,
 };
 
@@ -141,10 +141,10 @@ async fn tenants_send_as_their_patterns_say() {
             {{"name": "bursts", "rate": 200, "on_s": 0.2, "off_s": 0.3, "from_s": 0.5, "to_s": 1.5,
               {size}}}]}}"#
     );
-    let scenario = Scenario::parse(text.as_bytes()).unwrap();
+    let senders = Senders::parse(text.as_bytes()).unwrap();
     let options = options(&handle, "long");
-    let run = run_tenants(&options, &scenario, std::future::pending(), |_| {}).await.unwrap();
-    let report = TenantReport::new(&run, &scenario, None);
+    let run = run_tenants(&options, &senders, std::future::pending(), |_| {}).await.unwrap();
+    let report = TenantReport::new(&run, &senders, None);
     let of = |tenant: usize| run.outcomes.iter().filter(move |outcome| outcome.tenant == tenant);
     let sent = |outcome: &Outcome| Duration::from_nanos(outcome.request.arrival);
     // Each client of the loop waits for its answer: never more than three are open.
