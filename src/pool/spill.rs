@@ -35,6 +35,7 @@ pub struct ThresholdRange {
 pub struct Spill {
     on: bool,
     since: Option<Instant>,
+    changes: u64,
 }
 
 impl Spill {
@@ -44,6 +45,7 @@ impl Spill {
         let settled = self.since.is_none_or(|since| now.since(since) >= law.dwell);
         if wants != self.on && settled {
             (self.on, self.since) = (wants, Some(now));
+            self.changes = self.changes.saturating_add(1);
         }
     }
 
@@ -52,13 +54,18 @@ impl Spill {
         self.on
     }
 
-    pub(crate) fn encode(&self) -> [u64; 2] {
-        [u64::from(self.on), self.since.map_or(u64::MAX, Instant::as_nanos)]
+    /// How often it began or ended.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
-    pub(crate) fn decode([on, since]: [u64; 2]) -> Self {
+    pub(crate) fn encode(&self) -> [u64; 3] {
+        [u64::from(self.on), self.since.map_or(u64::MAX, Instant::as_nanos), self.changes]
+    }
+
+    pub(crate) fn decode([on, since, changes]: [u64; 3]) -> Self {
         let since = Some(since).filter(|since| *since != u64::MAX).map(Instant::from_nanos);
-        Self { on: on == 1, since }
+        Self { on: on == 1, since, changes }
     }
 }
 
@@ -69,6 +76,8 @@ pub struct Load {
     pub pressure: u64,
     /// It sends elsewhere what it can.
     pub spills: bool,
+    /// How often it began or ended to.
+    pub changes: u64,
     /// So much pressure a request of the tokens in question would add.
     pub adds: u64,
     /// It takes others' requests up to this pressure.
@@ -141,13 +150,14 @@ mod tests {
         assert!(!look(0, 899) && look(1, 900) && look(2, 701));
         // Down, but it has only just begun; then it stays off as long.
         assert!(look(2000, 0) && !look(2001, 700) && !look(4000, 2000) && look(4001, 2000));
+        assert_eq!(spill.changes(), 3);
         for state in [Spill::default(), spill] {
             assert_eq!(Spill::decode(state.encode()), state);
         }
     }
 
     fn load(pressure: u64, spills: bool) -> Load {
-        Load { pressure, spills, adds: 10, takes: 900, threshold: None }
+        Load { pressure, spills, adds: 10, takes: 900, ..Load::default() }
     }
 
     fn model() -> Model {
@@ -203,7 +213,7 @@ mod tests {
         ) {
             let loads: Vec<Option<Load>> = loads.into_iter().map(|one| {
                 one.map(|(pressure, spills, adds, threshold)| {
-                    Load { pressure, spills, adds, takes: 900, threshold }
+                    Load { pressure, spills, adds, takes: 900, threshold, ..Load::default() }
                 })
             }).collect();
             let model = model();

@@ -233,6 +233,7 @@ impl PoolAccount {
         Load {
             pressure,
             spills: capacity.spill.is_some() && spill.is_on(),
+            changes: spill.changes(),
             adds: self.pressure(capacity, (tokens, 1)).saturating_sub(pressure),
             takes: capacity.spill.map_or(TAKES, |law| law.enter),
             threshold: Some(self.threshold).filter(|threshold| *threshold > 0),
@@ -542,7 +543,7 @@ mod layout {
                     seen: Instant::from_nanos(take_u64(rest)?),
                 });
             }
-            let spill = Spill::decode([take_u64(rest)?, take_u64(rest)?]);
+            let spill = Spill::decode([take_u64(rest)?, take_u64(rest)?, take_u64(rest)?]);
             let (mean, threshold) = (take_u64(rest)?, take_u64(rest)?);
             rest.is_empty().then_some(Self { all, kept, flows, heads, spill, mean, threshold })
         }

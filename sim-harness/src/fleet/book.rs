@@ -35,6 +35,10 @@ pub(super) struct PoolBook {
     pub(super) truncated: u64,
     pub(super) under_routed: u64,
     pub(super) over_routed: u64,
+    /// Sent here since their own pool was under pressure.
+    pub(super) moved: u64,
+    /// Times that the pool began or ended to send others away.
+    pub(super) spill_changes: u64,
     pub(super) input: u64,
     pub(super) output: u64,
     /// From the arrival at the replica. Nanoseconds.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidegate::config::{Config, Inspect, Pool, Settings, Tenants};
 use tidegate::estimate::Tally;
-use tidegate::gate::{Answer, Body, Gate, Settlement, Ticket};
+use tidegate::gate::{Answer, Body, Gate, Reason, Settlement, Ticket};
 use tidegate::request::{Api, Cap, RequestFacts};
 use tidegate::share::{Change, Exchange, Slots, Updated};
 use tidegate::tenant::Released;
@@ -62,6 +62,8 @@ pub(super) struct Opened {
     pub(super) pool: Arc<Pool>,
     /// The largest pool of its model.
     pub(super) largest: Arc<Pool>,
+    /// It went there since its own pool is under pressure.
+    pub(super) moved: bool,
     /// Nothing where there are no tenants.
     pub(super) admitted: Option<Admitted>,
     /// It goes up whatever was decided, and where it would go without a filter:
@@ -137,8 +139,9 @@ impl Fleet {
         });
         let largest = settings.model(Some(model.as_bytes())).and_then(|model| model.pools.last());
         let largest = Arc::clone(largest.unwrap_or(&settings.default_pool));
+        let moved = decision.reason == Reason::Spill && !dry_run;
         let pool = if dry_run { Arc::clone(&settings.default_pool) } else { decision.pool };
-        Some(Opened { ticket, pool, largest, admitted, dry_run })
+        Some(Opened { ticket, pool, largest, moved, admitted, dry_run })
     }
 
     /// A request has ended.
@@ -186,6 +189,20 @@ impl Fleet {
         if exchange.is_first(now) {
             gate.ledger().watch(memory, now, &config.capacities, config.neighbours());
         }
+    }
+
+    /// How often a pool began or ended to send elsewhere what it can, as each
+    /// gateway saw it.
+    pub(super) fn spill_changes(&mut self, now: u64, pool: &str) -> u64 {
+        let (config, now) = (Arc::clone(&self.config), Instant::from_nanos(now));
+        let Some(capacity) = config.capacity(pool) else { return 0 };
+        let mut sum = 0;
+        for (gateway, memory) in self.memories.iter_mut().enumerate() {
+            let worker = self.workers.iter().find(|one| one.gateway == gateway);
+            let load = worker.and_then(|one| one.gate.ledger().load(memory, now, capacity, 0));
+            sum += load.map_or(0, |load| load.changes);
+        }
+        sum
     }
 
     /// Tokens and requests that are still reserved anywhere, of tenants and in

@@ -167,7 +167,10 @@ impl Simulation<'_> {
         let largest = place_of(&opened.largest.name)?;
         let ticket = opened.ticket;
         let (mut pool, mut retried) = (chosen, false);
-        self.pool(chosen, |book| book.sent += 1);
+        self.pool(chosen, |book| {
+            book.sent += 1;
+            book.moved += u64::from(opened.moved);
+        });
         if !self.fits(pool, ask) {
             self.pool(pool, |book| book.refused += 1);
             if self.scenario.gateways.retry_too_long && largest != pool {

@@ -79,6 +79,8 @@ impl Report {
                 pool.truncated,
                 pool.under_routed,
                 pool.over_routed,
+                pool.moved,
+                pool.spill_changes,
                 pool.preemptions,
             ];
             counts.iter().map(u64::to_string).collect()
@@ -94,6 +96,8 @@ impl Report {
             "truncated",
             "under",
             "over",
+            "moved",
+            "changes",
             "preempted",
         ];
         table(out, &heads, &counts);
@@ -244,6 +248,8 @@ fn pool_json(pool: &PoolReport) -> Value {
         "truncated": pool.truncated,
         "under_routed": pool.under_routed,
         "over_routed": pool.over_routed,
+        "moved": pool.moved,
+        "spill_changes": pool.spill_changes,
         "preemptions": pool.preemptions,
         "input_tokens": pool.input,
         "output_tokens": pool.output,

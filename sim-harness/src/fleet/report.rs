@@ -64,6 +64,10 @@ pub struct PoolReport {
     pub under_routed: u64,
     /// Requests sent here that a smaller pool would have held.
     pub over_routed: u64,
+    /// Requests sent here since their own pool was under pressure.
+    pub moved: u64,
+    /// Times that it began or ended to send elsewhere what another pool can take.
+    pub spill_changes: u64,
     /// Times that a request made room for others.
     pub preemptions: u64,
     /// Prompt tokens of answered requests.
@@ -181,6 +185,8 @@ fn pool_report(name: &str, pool: &Replicas<'_>, book: &PoolBook, now: u64) -> Po
         truncated: book.truncated,
         under_routed: book.under_routed,
         over_routed: book.over_routed,
+        moved: book.moved,
+        spill_changes: book.spill_changes,
         preemptions: pool.counts().preemptions,
         input: book.input,
         output: book.output,

@@ -304,6 +304,9 @@ impl<'a> Simulation<'a> {
         if (tokens, requests) != (0, 0) {
             return Err(broken(format!("{requests} requests hold {tokens} tokens at the end")));
         }
+        for (book, name) in self.pool_books.iter_mut().zip(&self.scenario.config.pool_names) {
+            book.spill_changes = self.fleet.spill_changes(self.now, name);
+        }
         Ok(Report::new(&self))
     }
 }

@@ -1,6 +1,7 @@
 //! The loop, on small fleets whose times can be worked out by hand.
 
 mod held;
+mod spill;
 
 use std::sync::Arc;
 
