@@ -39,6 +39,25 @@ fn who_leaves_while_it_is_held_pays_nothing() {
     assert_eq!((tenant.settled, tenant.waited.p50), (120, None));
 }
 
+#[test]
+fn a_dry_run_holds_nobody() {
+    let dry = r#", "dry_run": true"#.to_owned() + ONE_AT_A_TIME;
+    let tenant =
+        &run(&scenario(&dry, vec![traced("a", &[(0, 100, 20); 5])]), 1).unwrap().tenants[0];
+    assert_eq!((tenant.held, tenant.answered), (0, 5));
+}
+
+/// Of a body of 3 KB a kilobyte is read before it goes up: the rest reserves a
+/// token a byte, until it has passed. Two such reserves are too much at once.
+#[test]
+fn what_went_up_before_its_end_pays_for_what_it_is() {
+    let document = r#", "inspect_bytes_max": 1024, "tenants": {"default": "a",
+        "entitlements": [{"name": "a", "tokens_per_second": 100, "burst": 3600}]}"#;
+    let tenant =
+        &run(&scenario(document, vec![traced("a", &[(0, 600, 5); 2])]), 1).unwrap().tenants[0];
+    assert_eq!((tenant.answered, tenant.settled), (2, 1210));
+}
+
 /// A pool of one replica, which three tenants share; `batch` is spot.
 const SHARED: &str = r#"{"version": 1,
     "models": [{"match": "*", "pools": [
