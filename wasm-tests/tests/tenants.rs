@@ -235,6 +235,48 @@ fn a_new_configuration_fills_no_bucket() {
     assert_eq!((refused.status(), header(&refused, "retry-after")), (Some(429), Some("2")));
 }
 
+/// Tenants are reordered, taken away and added while requests are open: levels
+/// and reservations go on by name.
+#[test]
+fn a_configuration_may_change_under_load() {
+    let entitlement = |name: &str, more: &str| {
+        format!(
+            r#"{{"name": "{name}", "tokens_per_second": 100, "burst": 3000,
+                "reserve_output": "cap"{more}}}"#
+        )
+    };
+    let config = |entitlements: &[String]| {
+        config_with(&format!(
+            r#""tenants": {{"default": "others", "from": [{{"header": "x-team"}}],
+               "entitlements": [{{"name": "others", "tokens_per_second": 50, "burst": 500}}, {}]}}"#,
+            entitlements.join(", ")
+        ))
+    };
+    let (acme, beta) = (entitlement("acme", ""), entitlement("beta", r#", "requests": 1"#));
+    let worker = Worker::new(&config(&[acme.clone(), beta.clone()]));
+    let open = |worker: &Worker, team: &str| {
+        tokens(1907, 100).header("x-team", team).send(&worker.vm, worker.root).unwrap()
+    };
+    let first = [open(&worker, "acme"), open(&worker, "beta")];
+    let push = |worker: &Worker, config: String| {
+        let root = worker.vm.configure(config.as_str()).unwrap();
+        Worker { host: worker.host.clone(), vm: worker.vm.clone(), root }
+    };
+    // The other way round, with one more; then without acme at all.
+    let other = push(&worker, config(&[beta.clone(), entitlement("new", ""), acme.clone()]));
+    assert_eq!((gauges(&other).0, gauges(&other).1), (2007, 1));
+    assert_eq!(open(&other, "acme").stream().verdict().unwrap(), Verdict::Replied);
+    assert_eq!(open(&other, "beta").stream().verdict().unwrap(), Verdict::Replied);
+    let without = push(&other, config(&[beta]));
+    let [acme_s, beta_s] = first;
+    acme_s.answer(&used(1907, 50)).unwrap();
+    beta_s.answer(&used(1907, 0)).unwrap();
+    without.run(of("beta"), &used(107, 0));
+    // It comes back, and 1,957 of its 3,000 are gone.
+    let back = push(&without, config(&[acme]));
+    assert_eq!(gauges(&back), (0, 0, 1043));
+}
+
 #[test]
 fn busy_memory_decides_as_the_tenant_s_setting_says() {
     let tenants = TENANTS.replace(r#""name": "acme","#, r#""name": "acme", "on_busy": "refuse","#);
