@@ -286,8 +286,8 @@ impl Gate {
     ) {
         let tokens = ticket.tokens();
         let capacity = config.capacity(&ticket.pool.name).filter(|_| tokens > 0);
-        ticket.reservation =
-            capacity.and_then(|capacity| self.ledger.occupy(slots, now, capacity, tokens));
+        ticket.reservation = capacity
+            .and_then(|capacity| self.ledger.occupy(slots, now, capacity, tokens).map(Box::new));
     }
 
     /// Charges an open request to its tenant and its pool, if all limits cover
@@ -310,6 +310,7 @@ impl Gate {
         // What asks for no tokens keeps no GPU busy.
         let ask = Ask {
             tenant: Arc::clone(tenant),
+            who: tenant.who(),
             pool: hash(ticket.pool.name.as_bytes()),
             capacity: config.capacity(&ticket.pool.name).filter(|_| need.tokens > 0).cloned(),
             need,
@@ -317,7 +318,7 @@ impl Gate {
         let hold = hold.and_then(|(id, bytes)| {
             Some(Hold { id, bytes, limits: config.tenants.as_ref()?.hold })
         });
-        ticket.enter(self.queue.admit(slots, &self.ledger, now, &ask, hold))
+        ticket.enter(self.queue.admit(slots, &mut self.ledger, now, ask, hold))
     }
 
     /// The body of a request that went up before its end has ended: its tenant
@@ -333,10 +334,10 @@ impl Gate {
         let cut = ticket.estimated.as_ref()?;
         let settings = Arc::clone(&cut.settings);
         let model = settings.model(facts.model.as_deref())?;
-        let (estimated, _) = self.estimate(&settings, model, facts, Seen::Whole);
+        let (mut estimated, _) = self.estimate(&settings, model, facts, Seen::Whole);
         // It may have been made to ask for its usage.
-        let silent = cut.silent;
-        ticket.estimated = Some(Estimated { silent, ..estimated });
+        estimated.silent = cut.silent;
+        ticket.estimated = Some(estimated);
         ticket.unread = Some(0);
         let need = match ticket.reservation.as_ref()?.tenant().cloned() {
             Some(tenant) => ticket.need(&tenant),
@@ -349,10 +350,7 @@ impl Gate {
     /// [`close`](Self::close), and again after [`next_wake`](Self::next_wake).
     /// Each admission belongs into its ticket: [`Ticket::enter`].
     pub fn poll(&mut self, now: Instant, slots: &mut dyn Slots) -> Vec<Released> {
-        if self.queue.is_empty() {
-            return Vec::new();
-        }
-        self.queue.poll(slots, &self.ledger, now)
+        self.queue.poll(slots, &mut self.ledger, now)
     }
 
     /// How soon to [`poll`](Self::poll) again; `None` if nothing is held.
@@ -383,7 +381,7 @@ impl Gate {
             let actual = used.map_or(0, |used| used.charge(&reservation));
             let (tenant, reserved) = (reservation.tenant().cloned(), reservation.reserved());
             let used = Used { charge: actual, tokens: settlement.tokens.unwrap_or(0) };
-            let settled = self.ledger.settle(slots, now, reservation, used);
+            let settled = self.ledger.settle(slots, now, *reservation, used);
             Some(Charged { tenant: tenant?, reserved, actual, settled })
         });
         settlement

@@ -29,8 +29,11 @@ pub(crate) fn release(worker: &RefCell<Worker>, context: u32) {
     for one in released {
         let id = one.id;
         let held = worker.borrow_mut().held.remove(&id);
-        if let (Some(held), Ok(id)) = (held, u32::try_from(id)) {
-            elsewhere |= host::act_for(id);
+        // A stream that is gone has left the queue, so there is one.
+        if let (Some(held), Ok(id)) = (held, u32::try_from(id))
+            && host::act_for(id)
+        {
+            elsewhere = true;
             held.decide(one);
         }
     }

@@ -193,7 +193,7 @@ impl Stream {
         // tenant pays for them, or a pool counts them.
         let counts = config.tenants.is_some() || !config.capacities.is_empty();
         if decision.reason != Reason::NotInspected || counts {
-            self.open.replace(Some(open));
+            *self.open.borrow_mut() = Some(open);
         }
         let Some(tenant) = waits else {
             metrics.opened(&decision);

@@ -76,16 +76,31 @@ impl Dimension {
         }
     }
 
-    /// What a tenant has in one pool, by that pool's own limits.
+    /// What limits are in tokens as they are, of a tenant that counts them by
+    /// weights.
+    fn plain(self, tenant: &Entitlement, limits: &Limits) -> Option<u64> {
+        let limit = self.of(limits)?;
+        match self {
+            Self::Rate => {
+                // What is cached costs a pool next to nothing.
+                let least = tenant.weights.input.min(tenant.weights.output);
+                limit.saturating_mul(1000).checked_div(least.into())
+            }
+            Self::TokensInFlight | Self::Requests => Some(limit),
+        }
+    }
+
+    /// What a tenant has in one pool, by that pool's own limits and by its own.
     fn in_pool(self, tenant: &Entitlement, pool: &Pool) -> Option<u64> {
         let (_, limits) = tenant.pools.iter().find(|(name, _)| *name == pool.name)?;
-        self.of(limits)
+        let own = self.plain(tenant, &tenant.limits).unwrap_or(u64::MAX);
+        self.plain(tenant, limits).map(|limit| limit.min(own))
     }
 
     /// What a tenant is promised over all pools.
     fn promised(self, tenant: &Entitlement, pools: &[&Pool]) -> Option<u64> {
         let in_pools = || pools.iter().map(|pool| self.in_pool(tenant, pool)).sum();
-        self.of(&tenant.limits).or_else(in_pools)
+        self.plain(tenant, &tenant.limits).or_else(in_pools)
     }
 }
 
@@ -119,9 +134,10 @@ pub(super) fn capacities(
         for one in &guaranteed {
             let promised = dimension.promised(one, &of_pools).ok_or_else(|| ConfigError {
                 field: format!("{path}.entitlements \"{}\"", one.name),
-                value: "\"unlimited\"".to_owned(),
+                value: "(no number)".to_owned(),
                 allowed: format!(
-                    "a guaranteed tenant needs a number for {}: pools state theirs",
+                    "a guaranteed tenant needs a number for {}, over all pools or in each: pools \
+                     state theirs (and tokens must count)",
                     dimension.name()
                 ),
             })?;
@@ -134,7 +150,8 @@ pub(super) fn capacities(
     }
     let kept = |pool: &Pool, dimension: Dimension| {
         let promised = guaranteed.iter().fold(0_u64, |sum, one| {
-            let promised = dimension.in_pool(one, pool).or_else(|| dimension.of(&one.limits));
+            let own = || dimension.plain(one, &one.limits);
+            let promised = dimension.in_pool(one, pool).or_else(own);
             sum.saturating_add(promised.unwrap_or(0))
         });
         let most = dimension.of_pool(pool).map_or(0, |capacity| reserve.promisable(capacity));
@@ -203,11 +220,54 @@ mod tests {
                {{"name": "short", "cluster": "s", "max_model_len": 8192, "capacity": {short}}},
                {{"name": "long", "cluster": "l", "max_model_len": 65536, "capacity":
                 {{"replicas": 2, "tokens_per_second": 500, "tokens_in_flight": 100000,
-                  "requests": 16, "credit": 7, "burst": 9000}}}}]}}],
+                  "requests": 16, "credit": 7, "burst": 90000}}}}]}}],
                "tenants": {{"default": "others", "entitlements": [
                {{"name": "others", "tokens_per_second": 100, "requests": 5}}, {tenants}]}}}}"#
         );
         Config::parse(document.as_bytes()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_promised_in_each_pool_adds_up_and_who_is_suspended_has_nothing() {
+        let tenant = |more: &str| {
+            format!(
+                r#"{{"name": "a", "class": "guaranteed", "tokens_in_flight": 1, "requests": 1,
+                    {more}}}"#
+            )
+        };
+        let in_pools = |long: u64| {
+            tenant(&format!(
+                r#""tokens_per_second": "unlimited", "pools": {{"short": {{"tokens_per_second": 5400}},
+                   "long": {{"tokens_per_second": {long}}}}}"#
+            ))
+        };
+        assert!(parse(SHORT, &in_pools(900)).is_ok());
+        let error = parse(SHORT, &in_pools(901)).unwrap_err();
+        assert!(error.contains("(long 2 x 500) x (1 - safety 0.1) = 900"), "{error}");
+        let one = tenant(
+            r#""tokens_per_second": "unlimited", "pools": {"short": {"tokens_per_second": 5400}}"#,
+        );
+        assert!(parse(SHORT, &one).unwrap_err().contains("over all pools or in each"));
+        let suspended = tenant(r#""tokens_per_second": 90000, "burst": 0"#);
+        let config = parse(SHORT, &suspended).unwrap();
+        assert_eq!(config.capacity("short").unwrap().kept, (0, 0));
+        // The sum over all pools is not known where one states nothing.
+        let unknown = r#"{"replicas": 4, "tokens_per_second": 1500}"#;
+        let many = r#"{"name": "a", "class": "guaranteed", "tokens_per_second": 1,
+                       "tokens_in_flight": 1, "requests": 9999}"#;
+        assert!(parse(unknown, many).is_ok());
+    }
+
+    #[test]
+    fn headroom_is_the_part_of_promises_that_is_kept() {
+        let guaranteed = r#"{"name": "a", "class": "guaranteed", "tokens_per_second": 1,
+                             "tokens_in_flight": 1000, "requests": 10}"#;
+        let document = |headroom: &str| {
+            let config =
+                parse(SHORT, &format!(r#"{guaranteed}], "headroom": {headroom}, "from": ["#));
+            config.unwrap().capacity("long").unwrap().kept
+        };
+        assert_eq!((document("1"), document("0.5"), document("0")), ((1000, 10), (500, 5), (0, 0)));
     }
 
     const SHORT: &str = r#"{"replicas": 4, "tokens_per_second": 1500, "requests": 64}"#;
@@ -220,7 +280,7 @@ mod tests {
         assert_eq!((short.limits.requests, short.limits.tokens_in_flight), (Some(256), None));
         assert_eq!((short.kept, short.credit), ((0, 0), 12_000));
         let long = tenants.capacity("long").unwrap();
-        assert_eq!(long.limits.laws[0], Some(Law::per_second(1000, 9000, 9000)));
+        assert_eq!(long.limits.laws[0], Some(Law::per_second(1000, 90_000, 90_000)));
         assert_eq!((long.limits.tokens_in_flight, long.credit), (Some(200_000), 7));
         assert!(tenants.capacity("other").is_none());
     }
@@ -255,9 +315,22 @@ mod tests {
             "tenants.entitlements: a 4000 + b 2301 = 6301 tokens_per_second: guaranteed tenants \
              may be promised at most (long 2 x 500 + short 4 x 1500) x (1 - safety 0.1) = 6300"
         );
+        // Tokens that count half are twice as many.
+        let half = r#", "count": {"input": 0.5, "cached": 0.1}"#;
+        assert!(parse(SHORT, &guaranteed("a", 3150, half)).is_ok());
+        let error = parse(SHORT, &guaranteed("a", 3151, half)).unwrap_err();
+        assert!(error.contains("a 6302 = 6302 tokens_per_second"), "{error}");
+        let nothing = r#", "count": {"output": 0}"#;
+        assert!(parse(SHORT, &guaranteed("a", 1, nothing)).unwrap_err().contains("must count"));
+        // A tenant's own limit holds in each pool as well.
         let in_long = r#", "pools": {"long": {"requests": 29}}"#;
+        let config = parse(SHORT, &guaranteed("a", 1, in_long)).unwrap();
+        assert_eq!(config.capacity("long").unwrap().kept.1, 10);
+        let in_long = r#", "requests": 40, "pools": {"long": {"requests": 29}}"#;
+        let many = guaranteed("a", 1, in_long).replacen(r#""requests": 10, "#, "", 1);
+        let many = many.replacen(r#""requests": 10"#, r#""burst": 9"#, 1);
         assert_eq!(
-            parse(SHORT, &guaranteed("a", 1, in_long)).unwrap_err(),
+            parse(SHORT, &many).unwrap_err(),
             "tenants.entitlements: a 29 = 29 requests: guaranteed tenants may be promised at most \
              (long 2 x 16) x (1 - safety 0.1) = 28"
         );
@@ -265,8 +338,9 @@ mod tests {
                             "requests": 3}"#;
         assert_eq!(
             parse(SHORT, unlimited).unwrap_err(),
-            "tenants.entitlements \"a\": \"unlimited\": a guaranteed tenant needs a number for \
-             tokens_in_flight: pools state theirs"
+            "tenants.entitlements \"a\": (no number): a guaranteed tenant needs a number for \
+             tokens_in_flight, over all pools or in each: pools state theirs (and tokens must \
+             count)"
         );
     }
 

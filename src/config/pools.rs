@@ -210,19 +210,19 @@ fn capacity(node: &Node<'_>, max_model_len: u64) -> Result<PoolCapacity, ConfigE
         members.need("replicas", "how many replicas the pool has")?.integer(1, 1 << 16, "")?;
     let all = |key: &str, min: u64| {
         let each = members.get(key).map(|node| node.integer(min, TOKENS_MAX, "")).transpose()?;
-        Ok(each.map(|each| each.saturating_mul(replicas).min(TOKENS_MAX)))
+        Ok(each.map(|each| each.saturating_mul(replicas)))
     };
     let tokens = |key: &str, min: u64, default: u64| {
         members.get(key).map_or(Ok(default), |node| node.integer(min, TOKENS_MAX, ""))
     };
     // An engine that cannot hold one whole window does not start.
     let tokens_in_flight = all("tokens_in_flight", max_model_len)?;
-    let rate = all("tokens_per_second", 1)?;
+    let rate = all("tokens_per_second", 1)?.map(|rate| rate.min(TOKENS_MAX));
     let two_seconds = rate.unwrap_or(0).saturating_mul(2);
     let law = match (rate, members.get("burst")) {
         (Some(rate), _) => {
             let default = two_seconds.max(max_model_len).min(TOKENS_MAX);
-            let burst = tokens("burst", 1, default)?;
+            let burst = tokens("burst", max_model_len, default)?;
             Some(Law::per_second(rate, burst, burst))
         }
         (None, Some(node)) => return Err(node.refuse("needs tokens_per_second")),

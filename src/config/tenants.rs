@@ -4,7 +4,8 @@ use super::capacity::Reserve;
 use super::node::{Members, Node};
 use super::{ConfigError, Pool, TenantClass};
 use crate::tenant::{
-    Entitlement, HoldLimits, LAWS, Law, Limits, ReserveOutput, TOKENS_MAX, WEIGHT_MAX, Weights,
+    Entitlement, HoldLimits, LAWS, Law, Limits, POOLS_MAX, ReserveOutput, TOKENS_MAX, WEIGHT_MAX,
+    Weights,
 };
 use crate::time::Span;
 use sha2::{Digest, Sha256};
@@ -299,6 +300,9 @@ fn in_pools(node: &Node<'_>, pools: &[Arc<Pool>]) -> Result<Vec<(String, Limits)
     let members = node.object()?;
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     members.only(&names)?;
+    if members.entries().len() > POOLS_MAX {
+        return Err(node.refuse(format!("must have at most {POOLS_MAX} pools")));
+    }
     let read = |(name, node): (&str, Node<'_>)| {
         let members = node.object()?;
         members.only(&LIMITS)?;

@@ -23,7 +23,8 @@ pub struct Ticket {
     pub(super) window: u64,
     /// It went to another pool than by the thresholds.
     pub(super) moved: bool,
-    pub(super) reservation: Option<Reservation>,
+    /// Boxed: a ticket is moved several times, and most have none.
+    pub(super) reservation: Option<Box<Reservation>>,
 }
 
 impl Ticket {
@@ -37,7 +38,7 @@ impl Ticket {
     /// Takes what was decided about it: an admission's reservation, until it is
     /// closed. Tells how much that is.
     pub fn enter(&mut self, admission: Admission) -> Admission<u64> {
-        admission.map(|reservation| self.reservation.insert(reservation).reserved())
+        admission.map(|reservation| self.reservation.insert(Box::new(reservation)).reserved())
     }
 }
 

@@ -27,6 +27,15 @@ pub struct Limits {
     pub requests: Option<u64>,
 }
 
+impl Limits {
+    /// Nothing ever passes.
+    pub(super) fn suspend(&self) -> bool {
+        self.requests == Some(0)
+            || self.tokens_in_flight == Some(0)
+            || self.laws.iter().flatten().any(|law| law.tokens == 0 || law.burst == 0)
+    }
+}
+
 /// What a request would hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
@@ -242,9 +251,9 @@ impl Account {
         self.holders.retain(|holder| holder.requests > 0);
     }
 
-    /// Nothing is charged and nothing is open.
-    pub(super) fn idle(&self) -> bool {
-        self.holders.is_empty() && self.buckets.iter().all(Bucket::full)
+    /// Nothing that was charged counts any more, and nothing is open.
+    pub(super) fn idle(&mut self, now: Instant) -> bool {
+        self.holders.is_empty() && self.buckets.iter_mut().all(|bucket| bucket.full(now))
     }
 
     fn holder(&mut self, now: Instant, incarnation: u64) -> Option<&mut Holder> {

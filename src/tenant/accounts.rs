@@ -1,7 +1,8 @@
 //! All that one tenant is charged: over all pools, and in each pool for which
 //! it has limits of its own. Both pass together, or nothing is charged.
 
-use super::account::{Account, Held, Limits, Need, Refused, Settled};
+use super::account::{Account, EXPIRY, Held, Limit, Limits, Need, Refused, Settled};
+use super::bucket::Short;
 use super::slot;
 use crate::bytes::take_u64;
 use crate::time::Instant;
@@ -9,7 +10,7 @@ use crate::time::Instant;
 const MAGIC: [u8; 4] = *b"TGac";
 /// Pools in which a tenant can have limits of its own, those of former
 /// configurations included.
-const POOLS_MAX: usize = 64;
+pub const POOLS_MAX: usize = 64;
 
 /// What a request is measured by: the tenant's limits and, by the hash of the
 /// pool's name, those in its pool.
@@ -54,20 +55,31 @@ impl Accounts {
         need: Need,
     ) -> Result<HeldBoth, Refused> {
         self.check(limits, now, need)?;
-        let all = self.all.admit(limits.all, now, incarnation, need)?;
-        let pool = limits.pool.and_then(|(key, limits)| {
-            Some((key, self.pool(key)?.take(limits, now, incarnation, need)?))
-        });
-        Ok(HeldBoth { all, pool })
+        let unknown = Refused { limit: Limit::Workers, short: Short::Until(EXPIRY) };
+        let pool = match limits.pool {
+            Some((key, limits)) => {
+                let account = self.pool(key, now).ok_or(unknown)?;
+                Some((key, account.take(limits, now, incarnation, need).ok_or(unknown)?))
+            }
+            None => None,
+        };
+        // Whoever is known to one of them is known to the other, or becomes so.
+        let all = self.all.take(limits.all, now, incarnation, need);
+        if let (None, Some((key, held))) = (&all, &pool)
+            && let Some(account) = self.pool(*key, now)
+        {
+            account.settle(now, held, 0);
+        }
+        Ok(HeldBoth { all: all.ok_or(unknown)?, pool })
     }
 
     /// Whether every limit covers a request; charges nothing. If both refuse,
     /// the one that lasts longer is told.
     pub fn check(&mut self, limits: Both<'_>, now: Instant, need: Need) -> Result<(), Refused> {
         let all = self.all.check(limits.all, now, need);
-        let pool = limits.pool.map_or(Ok(()), |(key, limits)| match self.pool(key) {
-            Some(account) => account.check(limits, now, need),
-            None => Ok(()),
+        let unknown = Refused { limit: Limit::Workers, short: Short::Until(EXPIRY) };
+        let pool = limits.pool.map_or(Ok(()), |(key, limits)| {
+            self.pool(key, now).ok_or(unknown)?.check(limits, now, need)
         });
         match (all, pool) {
             (Err(all), Err(pool)) => Err(all.longer(pool)),
@@ -110,12 +122,12 @@ impl Accounts {
     }
 
     /// The account in a pool. `None` if there are too many.
-    fn pool(&mut self, key: u64) -> Option<&mut Account> {
+    fn pool(&mut self, key: u64, now: Instant) -> Option<&mut Account> {
         let mut at = self.pools.iter().position(|(known, _)| *known == key);
         if at.is_none() {
             if self.pools.len() >= POOLS_MAX {
                 // Of pools that no configuration has any more.
-                self.pools.retain(|(_, account)| !account.idle());
+                self.pools.retain_mut(|(_, account)| !account.idle(now));
             }
             at = (self.pools.len() < POOLS_MAX).then(|| {
                 self.pools.push((key, Account::default()));
@@ -151,7 +163,8 @@ impl Accounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tenant::{Law, Limit};
+    use crate::tenant::Law;
+    use crate::time::Span;
     use proptest::prelude::*;
 
     fn limits(rate: u64, requests: u64) -> Limits {
@@ -188,8 +201,29 @@ mod tests {
         assert!(accounts.check(both(1, &long), now, need(1)).is_err());
         let (tokens, requests) = accounts.all.open();
         assert_eq!((tokens, requests), (860, 2));
+        // Of two refusals the longer is told.
+        let wait = |key, limits, charge| {
+            let both = Both { all: &all, pool: Some((key, limits)) };
+            accounts.clone().check(both, now, need(charge)).unwrap_err().short
+        };
+        assert_eq!(wait(1, &long, 100), Short::Until(Span::from_secs(10)));
+        assert_eq!(wait(2, &short, 800), Short::Until(Span::from_secs(10)));
         assert_eq!(Accounts::decode(5, &accounts.encode(5)), Some(accounts.clone()));
         assert_eq!(Accounts::decode(6, &accounts.encode(5)), None);
+    }
+
+    #[test]
+    fn what_a_pool_s_account_holds_is_lowered_and_expires_as_well() {
+        let (all, pool) = (limits(100, 9), limits(50, 9));
+        let (mut accounts, now) = (Accounts::default(), Instant::default());
+        let both = Both { all: &all, pool: Some((1, &pool)) };
+        let mut held = accounts.admit(both, now, 7, need(400)).unwrap();
+        assert!(accounts.check(both, now, need(200)).is_err());
+        accounts.lower(now, &mut held, need(100));
+        assert!(accounts.check(both, now, need(400)).is_ok());
+        assert_eq!(accounts.pools[0].1.open(), (100, 1));
+        assert_eq!(accounts.expire(now + Span::from_secs(31), |_| false), 1);
+        assert_eq!(accounts.pools[0].1.open(), (0, 0));
     }
 
     #[test]
@@ -197,22 +231,21 @@ mod tests {
         let (all, pool) = (limits(1000, 900), limits(10, 1));
         let mut accounts = Accounts::default();
         let now = Instant::default();
+        let both = |key| Both { all: &all, pool: Some((key, &pool)) };
         let held: Vec<HeldBoth> = (0..POOLS_MAX as u64)
-            .map(|key| {
-                let both = Both { all: &all, pool: Some((key, &pool)) };
-                accounts.admit(both, now, 7, need(1)).unwrap()
-            })
+            .map(|key| accounts.admit(both(key), now, 7, need(10)).unwrap())
             .collect();
-        // One too many is not limited in its pool, and a name is not taken.
-        let both = Both { all: &all, pool: Some((99, &pool)) };
-        for _ in 0..2 {
-            assert!(accounts.admit(both, now, 7, need(1)).is_ok());
-        }
+        // One too many is refused, and nothing is charged for it.
+        let refused = accounts.admit(both(99), now, 7, need(1)).unwrap_err();
+        assert_eq!((refused.limit, accounts.all.open().1), (Limit::Workers, POOLS_MAX as u64));
         for held in held {
-            accounts.settle(now, &held, 0);
+            accounts.settle(now, &held, 10);
         }
-        assert!(accounts.admit(both, now, 7, need(1)).is_ok());
-        assert!(accounts.admit(both, now, 7, need(1)).is_err());
+        // What they used counts for a while.
+        assert!(accounts.admit(both(99), now, 7, need(1)).is_err());
+        let later = now + Span::from_secs(1);
+        assert!(accounts.admit(both(99), later, 7, need(1)).is_ok());
+        assert!(accounts.admit(both(99), later, 7, need(1)).is_err());
     }
 
     proptest! {

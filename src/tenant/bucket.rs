@@ -156,8 +156,9 @@ impl Bucket {
         self.starts.first().map_or(0, |start| start.charged)
     }
 
-    /// Nothing that was charged still counts, as of the last change.
-    pub(super) fn full(&self) -> bool {
+    /// Whether nothing that was charged still counts.
+    pub(super) fn full(&mut self, now: Instant) -> bool {
+        self.advance(now);
         self.starts.is_empty()
     }
 
@@ -188,12 +189,14 @@ impl Bucket {
         self.last = self.last.wrapping_add(1);
         let id = self.last;
         let units = Law::units(tokens);
+        let mut forgiven = 0;
         if units > 0 {
-            self.raise(id, units);
+            forgiven = self.raise(id, units);
             self.starts.push(Start { id, charged: units });
             self.shorten();
         }
-        Charge { id, tokens }
+        // What was forgiven was not charged, so it is not given back either.
+        Charge { id, tokens: tokens.saturating_sub(tokens_up(forgiven)) }
     }
 
     /// Puts what the request really used in place of what was charged.
@@ -313,6 +316,61 @@ impl Bucket {
             }
             self.starts.remove(at + 1);
         }
+    }
+}
+
+/// A plain bucket: what was reserved and not used comes back in full. It keeps no
+/// law for windows in which long requests overlap, and loses nothing to them; it is
+/// for what a pool can do, which is no promise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Meter {
+    /// Charges less refill, never negative.
+    charged: i64,
+    at: Instant,
+}
+
+impl Meter {
+    fn advance(&mut self, law: &Law, now: Instant) {
+        let refill = law.refill(now.since(self.at));
+        if refill > 0 {
+            self.charged = self.charged.saturating_sub(refill).max(0);
+            self.at = self.at.max(now);
+        }
+    }
+
+    /// Tokens that are left; negative if more was charged than there was.
+    pub(super) fn level(&mut self, law: &Law, now: Instant) -> i64 {
+        self.advance(law, now);
+        Law::units(law.burst).saturating_sub(self.charged).div_euclid(UNIT)
+    }
+
+    /// Whether so many tokens are left, or it is full: else for how long not.
+    pub(super) fn check(&mut self, law: &Law, now: Instant, tokens: u64) -> Result<(), Span> {
+        self.advance(law, now);
+        let need = Law::units(tokens.min(law.burst));
+        let lacks = self.charged.saturating_add(need).saturating_sub(Law::units(law.burst));
+        if lacks <= 0 { Ok(()) } else { Err(law.time_for(lacks).unwrap_or(Span::from_secs(1))) }
+    }
+
+    /// Charges so many tokens; below the law's floor nothing more is owed.
+    pub(super) fn charge(&mut self, law: &Law, now: Instant, tokens: u64) {
+        self.advance(law, now);
+        let most = Law::units(law.burst).saturating_add(Law::units(law.floor));
+        self.charged = self.charged.saturating_add(Law::units(tokens)).min(most);
+    }
+
+    /// Puts what was really used in place of what was charged.
+    pub(super) fn correct(&mut self, charged: u64, actual: u64) {
+        let less = Law::units(charged).saturating_sub(Law::units(actual));
+        self.charged = self.charged.saturating_sub(less).max(0);
+    }
+
+    pub(super) fn encode(self) -> [u64; 2] {
+        [self.charged.cast_unsigned(), self.at.as_nanos()]
+    }
+
+    pub(super) fn decode([charged, at]: [u64; 2]) -> Self {
+        Self { charged: charged.cast_signed().clamp(0, CHARGED_MAX), at: Instant::from_nanos(at) }
     }
 }
 

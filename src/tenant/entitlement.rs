@@ -103,7 +103,8 @@ impl Entitlement {
         hash(self.name.as_bytes())
     }
 
-    pub(super) fn who(&self) -> Who {
+    /// As pools know it.
+    pub fn who(&self) -> Who {
         Who { key: self.key(), class: self.class, weight: self.weight }
     }
 
@@ -127,9 +128,7 @@ impl Entitlement {
 
     /// A tenant that may use nothing.
     pub fn suspended(&self) -> bool {
-        self.limits.requests == Some(0)
-            || self.limits.tokens_in_flight == Some(0)
-            || self.limits.laws.iter().flatten().any(|law| law.tokens == 0 || law.burst == 0)
+        self.limits.suspend()
     }
 
     /// One of a test, with nothing but a rate.

@@ -32,6 +32,8 @@ const AWAKE: Span = Span::from_secs(5);
 pub struct Ask {
     /// Whose it is.
     pub tenant: Arc<Entitlement>,
+    /// The same, as pools know it.
+    pub who: Who,
     /// Hash of its pool's name.
     pub pool: u64,
     /// What its pool can do, if that is known.
@@ -41,6 +43,12 @@ pub struct Ask {
 }
 
 impl Ask {
+    /// The tenant may use nothing, or nothing of this pool.
+    fn suspended(&self) -> bool {
+        let in_pool = self.tenant.limits_in(self.pool);
+        self.tenant.suspended() || in_pool.is_some_and(|(_, limits)| limits.suspend())
+    }
+
     fn limits(&self) -> Both<'_> {
         Both { all: &self.tenant.limits, pool: self.tenant.limits_in(self.pool) }
     }
@@ -161,10 +169,17 @@ impl Ledger {
     }
 
     /// Charges a request, if all limits of its tenant cover it and it is its
-    /// turn in its pool. All pass, or nothing is charged.
-    pub fn admit(&self, slots: &mut dyn Slots, now: Instant, ask: &Ask) -> Admission {
+    /// turn in its pool. All pass, or nothing is charged. `holds` says that it
+    /// waits if they do not.
+    pub fn admit(
+        &mut self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        ask: &Ask,
+        holds: bool,
+    ) -> Admission {
         let Ask { tenant, capacity, need, .. } = ask;
-        if tenant.suspended() {
+        if ask.suspended() {
             return Admission::Refused(Refusal::other(Cause::Suspended, None, *need));
         }
         // Its own limits come first: whom they refuse waits for no pool.
@@ -173,14 +188,14 @@ impl Ledger {
         if let Some(capacity) = capacity.as_ref().filter(|_| !guaranteed) {
             let taken = self
                 .covered(slots, now, ask)
-                .and_then(|standing| self.take(slots, now, ask, capacity, standing));
+                .and_then(|standing| self.take(slots, now, ask, capacity, (standing, holds)));
             match taken {
                 Ok(taken) => pool = taken,
                 Err(denied) => return denied.into(),
             }
         }
         let mut outcome = None;
-        let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+        let updated = self.change(slots, ask.who.key, |accounts: &mut Accounts| {
             let admitted = accounts.admit(ask.limits(), now, self.incarnation, *need);
             let standing = Standing::of(accounts, tenant, now);
             let changed = admitted.is_ok();
@@ -200,7 +215,8 @@ impl Ledger {
         };
         if let Some(capacity) = capacity.as_ref().filter(|_| guaranteed) {
             // Whatever the pool says, it is promised.
-            pool = self.take(slots, now, ask, capacity, standing).unwrap_or(None);
+            let told = (standing, holds);
+            pool = self.take(slots, now, ask, capacity, told).unwrap_or(None);
         }
         let tenant = Some((Arc::clone(tenant), held));
         Admission::Admitted(Reservation { tenant, pool }, standing)
@@ -278,7 +294,7 @@ impl Ledger {
     ) -> Result<Standing, Denied> {
         let Ask { tenant, need, .. } = ask;
         let mut outcome = None;
-        self.change(slots, tenant.key(), |accounts: &mut Accounts| {
+        self.change(slots, ask.who.key, |accounts: &mut Accounts| {
             let checked = accounts.check(ask.limits(), now, *need);
             outcome = Some((checked, Standing::of(accounts, tenant, now)));
             false
@@ -297,15 +313,15 @@ impl Ledger {
         now: Instant,
         ask: &Ask,
         capacity: &Arc<Capacity>,
-        standing: Standing,
+        (standing, holds): (Standing, bool),
     ) -> Result<Option<(Arc<Capacity>, Taken)>, Denied> {
-        let who = ask.tenant.who();
+        let who = ask.who;
         let mut outcome = None;
         let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
             let taken = pool.admit(capacity, now, self.incarnation, who, ask.need.tokens);
             if let Err(wait) = &taken {
                 let back = Span::from_secs(wait.whole_secs().max(1));
-                pool.want(now, who.key, (!ask.tenant.hold).then_some(back));
+                pool.want(now, who.key, ask.need.tokens, (!holds).then_some(back));
             }
             outcome = Some(taken);
             true
@@ -322,10 +338,23 @@ impl Ledger {
     }
 
     /// Undoes what was taken for a request that is refused after all.
-    fn give_back(&self, slots: &mut dyn Slots, now: Instant, pool: Option<(Arc<Capacity>, Taken)>) {
-        if let Some((capacity, taken)) = pool {
+    fn give_back(
+        &mut self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        pool: Option<(Arc<Capacity>, Taken)>,
+    ) {
+        let mut rest = Reservation { tenant: None, pool };
+        self.try_settle(slots, now, &mut rest, Used::default());
+        self.keep(rest, Used::default());
+    }
+
+    /// A held request of the tenant was refused: it is expected back.
+    pub(super) fn expect_back(&self, slots: &mut dyn Slots, now: Instant, ask: &Ask) {
+        if let Some(capacity) = &ask.capacity {
             self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
-                pool.settle(&capacity, now, &taken, 0);
+                let back = Some(Span::from_secs(1));
+                pool.want(now, ask.who.key, ask.need.tokens, back);
                 true
             });
         }
@@ -495,17 +524,20 @@ impl Ledger {
         status
     }
 
-    /// Sorts these tenants by whose turn it is in a pool: the first one's
-    /// request goes first.
+    /// Sorts tenants by whose turn it is in a pool: the first one's request goes
+    /// first; of two that are level the one that came first, whose last place in
+    /// its line is the smaller.
     pub(super) fn sort(
         &self,
         slots: &mut dyn Slots,
         now: Instant,
         capacity: &Capacity,
-        by: &mut [(Who, usize)],
+        lines: &mut [(Who, Vec<usize>)],
     ) {
         self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
-            by.sort_by_key(|(who, at)| (pool.order(capacity, now, *who), *at));
+            lines.sort_by_cached_key(|(who, line)| {
+                (pool.order(capacity, now, *who), line.last().copied())
+            });
             false
         });
     }

@@ -14,7 +14,7 @@ mod slot;
 pub use account::{
     Account, EXPIRY, HOLDERS_MAX, Held, LAWS, Limit, Limits, Need, Refused, Settled,
 };
-pub use accounts::{Accounts, Both, HeldBoth};
+pub use accounts::{Accounts, Both, HeldBoth, POOLS_MAX};
 pub use bucket::{Bucket, Charge, Corrected, Law, STARTS_MAX, Short, TOKENS_MAX};
 pub use entitlement::{Entitlement, ReserveOutput, Weights};
 pub use ledger::{Ask, Ledger, Reservation, Ticked, Used};

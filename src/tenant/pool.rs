@@ -6,7 +6,8 @@
 //! before spot ones and, within a class, whoever had least.
 //!
 //! *Who had least.* Each tenant has a virtual time: the tokens that it was
-//! charged in this pool, divided by its weight; a settlement corrects it. While
+//! charged in this pool, divided by its weight; a settlement corrects it, and of
+//! what is open counts what its requests use of their reserves on average. While
 //! there is room, nobody looks at it. When there is none, those who want the
 //! pool go by it, the least first: tenants that all want more than they get are
 //! served by their weights (start-time fair queueing, Goyal et al., SIGCOMM
@@ -17,32 +18,28 @@
 //!
 //! *Who wants.* A worker that holds requests publishes its first one; nobody who
 //! comes after it in order passes. A tenant that was refused is expected back
-//! for a moment: meanwhile lower classes stay out, and tenants of its class do
-//! that are ahead of it by more than the credit.
+//! for a moment: meanwhile room for one request of it is kept free from those
+//! who come after it.
+
+mod flows;
 
 use super::account::{Account, Held, Limits, Need};
-use super::bucket::Short;
+use super::bucket::Meter;
 use super::slot;
 use crate::bytes::{put, take, take_u64};
 use crate::config::TenantClass;
 use crate::estimate::hash;
 use crate::pool::{Load, Spill, SpillLaw, ThresholdRange, follow};
 use crate::time::{Instant, Span};
+use flows::Flows;
 
 const MAGIC: [u8; 4] = *b"TGpl";
-/// Tenants that are known to one pool at a time; few in tests.
-const FLOWS_MAX: usize = if cfg!(test) { 4 } else { 256 };
 /// Workers that can wait for one pool at a time.
 const HEADS_MAX: usize = 256;
 /// Virtual time of one token of a tenant of weight 1.
 const SCALE: u64 = 1000;
 /// The largest weight.
 pub const WEIGHT_MAX: u64 = SCALE;
-/// A tenant that did nothing for so long is not one of those who share.
-const ACTIVE: Span = Span::from_secs(10);
-/// A refused tenant is taken to want the pool for so long after the time at
-/// which it was told to come back.
-const PATIENCE: Span = Span::from_millis(500);
 /// How often a worker looks whether a request that it holds may go.
 pub const HOLD_TICK: Span = Span::from_millis(10);
 /// Another worker's first request counts once it has waited so long: it is not
@@ -50,6 +47,8 @@ pub const HOLD_TICK: Span = Span::from_millis(10);
 const SETTLED: Span = Span::from_millis(20);
 /// A worker that did not look for so long does not wait any more.
 const GONE: Span = Span::from_millis(250);
+/// A tenant that is expected back keeps at most one part of so many free.
+const EXPECTED_PART: u64 = 4;
 /// A pool that never spills takes others' requests up to this pressure.
 const TAKES: u64 = 900;
 
@@ -100,28 +99,11 @@ pub struct Taken {
     /// Of a guaranteed tenant.
     kept: Option<Held>,
     who: Who,
+    /// The number of its tenant's flow.
+    flow: u64,
     tokens: u64,
-}
-
-/// What one tenant got of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Flow {
-    who: Who,
-    /// What it was charged, in virtual time: reserves of open requests, actual
-    /// amounts of ended ones, and what it was lifted by.
-    time: u64,
-    /// Of that, reserves of open requests.
-    open: u64,
-    /// Where the others were when it last asked.
-    mark: u64,
-    /// It was refused and is expected back until then.
-    wants_until: Instant,
-    /// Requests of it are held, as was last said. One worker's last request may
-    /// have gone while others hold more, so it is not taken back.
-    held_until: Instant,
-    touched: Instant,
-    /// Tokens that ended requests used.
-    served: u64,
+    /// What it is likely to use of them: the rate is charged that.
+    likely: u64,
 }
 
 /// The first request of one worker that waits for the pool.
@@ -139,8 +121,8 @@ pub struct PoolAccount {
     all: Account,
     /// Of that, what guaranteed tenants have in flight.
     kept: Account,
-    /// In no order.
-    flows: Vec<Flow>,
+    meter: Meter,
+    flows: Flows,
     /// In no order, one for each worker.
     heads: Vec<Head>,
     spill: Spill,
@@ -158,12 +140,13 @@ impl PoolAccount {
 
     /// Tokens that the rate has left; negative if guaranteed tenants took more.
     pub fn level(&mut self, capacity: &Capacity, now: Instant) -> Option<i64> {
-        self.all.level(&capacity.limits, 0, now)
+        let law = capacity.limits.laws.first()?.as_ref()?;
+        Some(self.meter.level(law, now))
     }
 
     /// Tokens that a tenant's ended requests used, since it is known here.
     pub fn served(&self, key: u64) -> u64 {
-        self.flows.iter().find(|flow| flow.who.key == key).map_or(0, |flow| flow.served)
+        self.flows.of(key).map_or(0, |flow| flow.served)
     }
 
     /// Takes room for a request, if there is some and it is the tenant's turn.
@@ -176,39 +159,30 @@ impl PoolAccount {
         who: Who,
         tokens: u64,
     ) -> Result<Taken, Span> {
-        let at = self.arrive(capacity, now, who);
+        let flow = self.flows.arrive(now, who, capacity.credit);
         let guaranteed = who.class == TenantClass::Guaranteed;
+        let likely = self.flows.expects(who.key, tokens);
         if !guaranteed {
-            self.room(capacity, now, tokens)?;
+            self.room(capacity, now, who, tokens)?;
             if self.is_behind(capacity, now, incarnation, who) {
                 return Err(Span::default());
             }
         }
-        let need = Need { charge: tokens, tokens };
-        let held = self.all.take(&capacity.limits, now, incarnation, need).ok_or(HOLD_TICK)?;
-        let kept = if guaranteed {
-            self.kept.take(&Limits::default(), now, incarnation, need)
-        } else {
-            None
-        };
-        let time = who.time(tokens);
-        if let Some(flow) = self.flows.get_mut(at) {
-            flow.time = flow.time.saturating_add(time);
-            flow.open = flow.open.saturating_add(time);
+        let (need, none) = (Need { charge: tokens, tokens }, Limits::default());
+        let all = self.all.take(&none, now, incarnation, need).ok_or(HOLD_TICK)?;
+        let kept = if guaranteed { self.kept.take(&none, now, incarnation, need) } else { None };
+        if let Some(law) = capacity.limits.laws.first().and_then(Option::as_ref) {
+            self.meter.charge(law, now, likely);
         }
+        self.flows.charge(who, tokens);
         self.observe(capacity, now);
-        Ok(Taken { all: held, kept, who, tokens })
+        Ok(Taken { all, kept, who, flow, tokens, likely })
     }
 
-    /// The tenant waits: its request is held, or it was told to come back after
-    /// so much time.
-    pub fn want(&mut self, now: Instant, key: u64, back: Option<Span>) {
-        if let Some(flow) = self.flows.iter_mut().find(|flow| flow.who.key == key) {
-            match back {
-                Some(after) => flow.wants_until = now + after + PATIENCE,
-                None => flow.held_until = now + GONE,
-            }
-        }
+    /// The tenant waits: its request of so many tokens is held, or it was told to
+    /// come back after so much time.
+    pub fn want(&mut self, now: Instant, key: u64, tokens: u64, back: Option<Span>) {
+        self.flows.want(now, key, tokens, back);
     }
 
     /// Takes room for a request that is nobody's, whatever there is.
@@ -282,13 +256,8 @@ impl PoolAccount {
         if let Some(kept) = &taken.kept {
             self.kept.settle(now, kept, actual);
         }
-        let (reserved, used) = (taken.who.time(taken.tokens), taken.who.time(actual));
-        if let Some(flow) = self.flows.iter_mut().find(|flow| flow.who.key == taken.who.key) {
-            flow.time = flow.time.saturating_sub(reserved).saturating_add(used);
-            flow.open = flow.open.saturating_sub(reserved);
-            flow.served = flow.served.saturating_add(actual);
-            flow.touched = now;
-        }
+        self.meter.correct(taken.likely, actual);
+        self.flows.settle(now, taken.who, taken.flow, taken.tokens, actual);
         self.observe(capacity, now);
     }
 
@@ -300,25 +269,31 @@ impl PoolAccount {
             self.kept.lower(now, kept, need);
         }
         let lowered = taken.tokens.min(tokens);
-        let (before, after) = (taken.who.time(taken.tokens), taken.who.time(lowered));
-        taken.tokens = lowered;
-        if let Some(flow) = self.flows.iter_mut().find(|flow| flow.who.key == taken.who.key) {
-            flow.time = flow.time.saturating_sub(before - after);
-            flow.open = flow.open.saturating_sub(before - after);
-        }
+        let likely = self.flows.expects(taken.who.key, lowered).min(taken.likely);
+        self.meter.correct(taken.likely, likely);
+        self.flows.lower(taken.who, taken.flow, taken.tokens, lowered);
+        (taken.tokens, taken.likely) = (lowered, likely);
     }
 
     /// Whether the capacity covers so many tokens for a tenant that is not
-    /// guaranteed. What is larger than all that is ever left passes alone.
-    fn room(&mut self, capacity: &Capacity, now: Instant, tokens: u64) -> Result<(), Span> {
-        let burst = capacity.limits.laws.iter().flatten().map(|law| law.burst).min();
-        let charge = tokens.min(burst.unwrap_or(u64::MAX));
-        let laws = Limits { laws: capacity.limits.laws, ..Limits::default() };
-        if let Err(refused) = self.all.check(&laws, now, Need { charge, tokens }) {
-            return Err(match refused.short {
-                Short::Until(wait) => wait,
-                Short::Never => ACTIVE,
-            });
+    /// guaranteed, and one request of each that is expected back and comes before
+    /// it. What is larger than all that is ever left passes alone.
+    fn room(
+        &mut self,
+        capacity: &Capacity,
+        now: Instant,
+        who: Who,
+        tokens: u64,
+    ) -> Result<(), Span> {
+        let limits = &capacity.limits;
+        // One that asks for more than a part of the pool cannot keep it all free.
+        let most = limits.tokens_in_flight.map_or(u64::MAX, |max| max / EXPECTED_PART);
+        let (back_tokens, back_requests) = self.flows.expected(now, who, capacity.credit, most);
+        let law = limits.laws.first().and_then(Option::as_ref);
+        if let Some(law) = law {
+            let back = back_tokens.min(law.burst / EXPECTED_PART);
+            let likely = self.flows.expects(who.key, tokens);
+            self.meter.check(law, now, likely.saturating_add(back))?;
         }
         let ((all_tokens, all_requests), (kept_tokens, kept_requests)) =
             (self.all.open(), self.kept.open());
@@ -330,93 +305,33 @@ impl PoolAccount {
                 others.saturating_add(more) <= max.saturating_sub(kept.max(kept_open))
             })
         };
-        let (kept_max, limits) = (capacity.kept, &capacity.limits);
-        let tokens_fit = fits(limits.tokens_in_flight, kept_max.0, kept_tokens, all_tokens, tokens);
-        let requests_fit = fits(limits.requests, kept_max.1, kept_requests, all_requests, 1);
-        if requests_fit && (tokens_fit || others == 0) { Ok(()) } else { Err(Span::default()) }
+        let kept_max = capacity.kept;
+        let tokens_fit =
+            |more: u64| fits(limits.tokens_in_flight, kept_max.0, kept_tokens, all_tokens, more);
+        let requests = back_requests.saturating_add(1);
+        let requests_fit = fits(limits.requests, kept_max.1, kept_requests, all_requests, requests);
+        let ever = limits.tokens_in_flight.map(|max| max.saturating_sub(kept_max.0));
+        let alone = others == 0 && ever.is_some_and(|ever| tokens > ever);
+        let passes = requests_fit && (tokens_fit(tokens.saturating_add(back_tokens)) || alone);
+        if passes { Ok(()) } else { Err(Span::default()) }
     }
 
-    /// Whether somebody who wants the pool comes before this tenant.
+    /// Whether a request that is held comes before this tenant.
     fn is_behind(&self, capacity: &Capacity, now: Instant, incarnation: u64, who: Who) -> bool {
         let mine = self.order(capacity, now, who);
-        let first = |head: &Head| {
+        let first = |head: &&Head| {
             let known = head.incarnation == incarnation || now.since(head.since) > SETTLED;
             known && head.key != who.key && now.since(head.seen) <= GONE
         };
-        let heads = self.heads.iter().filter(|head| first(head));
-        let waits = heads
-            .filter_map(|head| self.flow(head.key))
-            .any(|flow| self.order(capacity, now, flow.who) < mine);
-        let credit = who.time(capacity.credit);
-        let wants = self.flows.iter().filter(|flow| flow.who.key != who.key);
-        waits
-            || wants.filter(|flow| flow.wants_until > now).any(|flow| {
-                let (class, time) = self.order(capacity, now, flow.who);
-                class < mine.0 || class == mine.0 && time.saturating_add(credit) < mine.1
-            })
+        let heads = self.heads.iter().filter(first);
+        heads
+            .filter_map(|head| self.flows.of(head.key))
+            .any(|flow| self.order(capacity, now, flow.who) < mine)
     }
 
     /// Where a tenant stands among those who want the pool: the least first.
     pub fn order(&self, capacity: &Capacity, now: Instant, who: Who) -> (TenantClass, u64) {
-        (who.class, self.time(capacity, now, who).0)
-    }
-
-    /// A tenant's virtual time if it asks now, and where the others are.
-    fn time(&self, capacity: &Capacity, now: Instant, who: Who) -> (u64, u64) {
-        let known = self.flow(who.key);
-        let others =
-            || self.flows.iter().filter(|one| one.who.key != who.key && one.who.class == who.class);
-        let active = || others().filter(|one| now.since(one.touched) <= ACTIVE || one.open > 0);
-        let base = active().map(|one| one.time).min().or_else(|| others().map(|o| o.time).max());
-        let Some(base) = base else {
-            let time = known.map_or(0, |flow| flow.time);
-            return (time, time);
-        };
-        let Some(flow) = known else { return (base, base) };
-        let credit = who.time(capacity.credit);
-        let least = if flow.wants_until.max(flow.held_until) > now {
-            // The others' open requests may yet turn out smaller.
-            let ended = active().map(|one| one.time.saturating_sub(one.open)).min();
-            ended.unwrap_or(0).saturating_sub(credit)
-        } else {
-            base.saturating_sub(credit.min(flow.mark.saturating_sub(flow.time)))
-        };
-        (flow.time.max(least), base)
-    }
-
-    fn flow(&self, key: u64) -> Option<&Flow> {
-        self.flows.iter().find(|flow| flow.who.key == key)
-    }
-
-    /// A tenant asks: it is lifted to where it may stand. Returns its place.
-    fn arrive(&mut self, capacity: &Capacity, now: Instant, who: Who) -> usize {
-        let (time, mark) = self.time(capacity, now, who);
-        let at = self.flows.iter().position(|flow| flow.who.key == who.key);
-        let new = Flow {
-            who,
-            time,
-            open: 0,
-            mark,
-            wants_until: Instant::default(),
-            held_until: Instant::default(),
-            touched: now,
-            served: 0,
-        };
-        let Some(at) = at else {
-            if self.flows.len() >= FLOWS_MAX
-                && let Some(oldest) =
-                    (0..self.flows.len()).min_by_key(|at| self.flows.get(*at).map(|f| f.touched))
-            {
-                self.flows.swap_remove(oldest);
-            }
-            self.flows.push(new);
-            return self.flows.len() - 1;
-        };
-        if let Some(flow) = self.flows.get_mut(at) {
-            let Flow { open, wants_until, held_until, served, .. } = *flow;
-            *flow = Flow { open, wants_until, held_until, served, ..new };
-        }
-        at
+        self.flows.order(now, who, capacity.credit)
     }
 
     /// Says for whom a worker holds requests that wait for the pool, the first
@@ -424,13 +339,7 @@ impl PoolAccount {
     pub fn publish(&mut self, now: Instant, incarnation: u64, waiting: &[Who]) -> bool {
         let mut news = false;
         for who in waiting {
-            let late = |flow: &&mut Flow| {
-                flow.who.key == who.key && flow.held_until <= now + SETTLED + SETTLED
-            };
-            if let Some(flow) = self.flows.iter_mut().find(late) {
-                flow.held_until = now + GONE;
-                news = true;
-            }
+            news |= self.flows.hold(now, who.key);
         }
         self.heads.retain(|head| now.since(head.seen) <= GONE);
         let at = self.heads.iter().position(|head| head.incarnation == incarnation);
@@ -462,10 +371,8 @@ impl PoolAccount {
     pub fn expire(&mut self, now: Instant, alive: impl Fn(u64) -> bool) -> u64 {
         self.kept.expire(now, &alive);
         let expired = self.all.expire(now, alive);
-        if self.all.open().1 == 0 {
-            for flow in &mut self.flows {
-                flow.open = 0;
-            }
+        if expired > 0 {
+            self.flows.forget_open();
         }
         expired
     }
@@ -473,9 +380,10 @@ impl PoolAccount {
 
 /// The slot's bytes.
 mod layout {
+    use super::flows::{FLOWS_MAX, Flow, Flows};
     use super::{
-        Account, FLOWS_MAX, Flow, HEADS_MAX, Head, Instant, MAGIC, PoolAccount, Spill, TenantClass,
-        Who, put, slot, take, take_u64,
+        Account, HEADS_MAX, Head, Instant, MAGIC, Meter, PoolAccount, Spill, TenantClass, Who, put,
+        slot, take, take_u64,
     };
 
     impl PoolAccount {
@@ -484,16 +392,21 @@ mod layout {
             let mut bytes = slot::head(MAGIC, key);
             self.all.encode(&mut bytes);
             self.kept.encode(&mut bytes);
-            bytes.extend((self.flows.len() as u32).to_le_bytes());
-            for flow in &self.flows {
+            put(&mut bytes, &self.meter.encode());
+            put(&mut bytes, &[self.flows.last]);
+            bytes.extend((self.flows.all.len() as u32).to_le_bytes());
+            for flow in &self.flows.all {
                 bytes.push(flow.who.class as u8);
                 let numbers = [
                     flow.who.key,
                     flow.who.weight,
+                    flow.number,
                     flow.time,
                     flow.open,
+                    flow.used,
                     flow.mark,
                     flow.wants_until.as_nanos(),
+                    flow.wanted,
                     flow.held_until.as_nanos(),
                     flow.touched.as_nanos(),
                     flow.served,
@@ -519,16 +432,20 @@ mod layout {
                 let count = u32::from_le_bytes(take(rest)?) as usize;
                 (count <= max).then_some(count)
             };
-            let mut flows = Vec::new();
+            let meter = Meter::decode([take_u64(rest)?, take_u64(rest)?]);
+            let mut flows = Flows { all: Vec::new(), last: take_u64(rest)? };
             for _ in 0..count(rest, FLOWS_MAX)? {
                 let [class] = take(rest)?;
                 let (_, class) = *TenantClass::WORDS.get(usize::from(class))?;
-                flows.push(Flow {
+                flows.all.push(Flow {
                     who: Who { key: take_u64(rest)?, class, weight: take_u64(rest)? },
+                    number: take_u64(rest)?,
                     time: take_u64(rest)?,
                     open: take_u64(rest)?,
+                    used: take_u64(rest)?,
                     mark: take_u64(rest)?,
                     wants_until: Instant::from_nanos(take_u64(rest)?),
+                    wanted: take_u64(rest)?,
                     held_until: Instant::from_nanos(take_u64(rest)?),
                     touched: Instant::from_nanos(take_u64(rest)?),
                     served: take_u64(rest)?,
@@ -545,7 +462,8 @@ mod layout {
             }
             let spill = Spill::decode([take_u64(rest)?, take_u64(rest)?, take_u64(rest)?]);
             let (mean, threshold) = (take_u64(rest)?, take_u64(rest)?);
-            rest.is_empty().then_some(Self { all, kept, flows, heads, spill, mean, threshold })
+            let whole = rest.is_empty();
+            whole.then_some(Self { all, kept, meter, flows, heads, spill, mean, threshold })
         }
     }
 }

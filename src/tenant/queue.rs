@@ -6,13 +6,17 @@
 //! its tenant's TTFT target, and leaves then with a refusal that says when to
 //! come back.
 
-use super::entitlement::Entitlement;
 use super::ledger::{Ask, Ledger};
 use super::outcome::{Admission, Cause, Refusal};
 use super::pool::{Capacity, Who};
 use crate::share::Slots;
 use crate::time::{Instant, Span};
 use std::sync::Arc;
+
+/// With so many waiting …
+const MANY: u64 = 128;
+/// … and for each so many more, there is so much time between two looks.
+const LOOK: Span = Span::from_millis(1);
 
 /// How much one worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,16 +56,8 @@ struct Waiting {
     hold: Hold,
     ask: Ask,
     since: Instant,
-}
-
-impl Waiting {
-    fn late(&self, now: Instant) -> bool {
-        now.since(self.since) >= self.ask.tenant.ttft_target
-    }
-
-    fn is_of(&self, tenant: &Entitlement, pool: u64) -> bool {
-        self.ask.pool == pool && self.ask.tenant.name == tenant.name
-    }
+    /// It is decided, and leaves at the end of this look.
+    decided: Option<Admission>,
 }
 
 /// The requests that one worker holds.
@@ -72,12 +68,13 @@ pub struct Queue {
     bytes: u64,
     /// Pools whose slot names a request of ours.
     published: Vec<Arc<Capacity>>,
+    looked: Instant,
 }
 
 impl Queue {
-    /// Nothing waits.
+    /// Nothing waits, and no pool says so.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.waiting.is_empty() && self.published.is_empty()
     }
 
     /// Admits a request, or holds it, or refuses it. `hold` is `None` for one
@@ -85,18 +82,18 @@ impl Queue {
     pub fn admit(
         &mut self,
         slots: &mut dyn Slots,
-        ledger: &Ledger,
+        ledger: &mut Ledger,
         now: Instant,
-        ask: &Ask,
+        ask: Ask,
         hold: Option<Hold>,
     ) -> Admission {
-        let hold = hold.filter(|_| ask.tenant.hold).filter(|hold| self.has_room(hold));
+        let hold = hold.filter(|hold| ask.tenant.hold && self.has_room(hold, ask.who));
         // Nobody overtakes an older request of its own tenant.
-        let older = self.waiting.iter().any(|one| one.is_of(&ask.tenant, ask.pool));
-        if let (true, Some(hold)) = (older, hold) {
+        let older = |one: &Waiting| one.ask.pool == ask.pool && one.ask.who.key == ask.who.key;
+        if let (Some(hold), true) = (hold, self.waiting.iter().any(older)) {
             return self.push(now, ask, hold);
         }
-        match (ledger.admit(slots, now, ask), hold) {
+        match (ledger.admit(slots, now, &ask, hold.is_some()), hold) {
             (Admission::Refused(refusal), Some(hold)) if refusal.cause.passes() => {
                 self.push(now, ask, hold)
             }
@@ -104,120 +101,146 @@ impl Queue {
         }
     }
 
-    fn has_room(&self, hold: &Hold) -> bool {
+    /// Whether one more of this tenant may wait: no tenant has more than half of
+    /// the places.
+    fn has_room(&self, hold: &Hold, who: Who) -> bool {
+        let own = self.waiting.iter().filter(|one| one.ask.who.key == who.key).count() as u64;
         (self.waiting.len() as u64) < hold.limits.requests
+            && own < hold.limits.requests.div_ceil(2)
             && self.bytes.saturating_add(hold.bytes) <= hold.limits.bytes
     }
 
-    fn push(&mut self, now: Instant, ask: &Ask, hold: Hold) -> Admission {
+    fn push(&mut self, now: Instant, ask: Ask, hold: Hold) -> Admission {
         self.bytes = self.bytes.saturating_add(hold.bytes);
-        self.waiting.push(Waiting { hold, ask: ask.clone(), since: now });
+        self.waiting.push(Waiting { hold, ask, since: now, decided: None });
         Admission::Held
     }
 
     /// Its client has left; nothing was charged for it.
     pub fn leave(&mut self, id: u64) {
         if let Some(at) = self.waiting.iter().position(|one| one.hold.id == id) {
-            self.remove(at);
+            let left = self.waiting.remove(at);
+            self.bytes = self.bytes.saturating_sub(left.hold.bytes);
         }
     }
 
-    fn remove(&mut self, at: usize) -> Waiting {
-        let waiting = self.waiting.remove(at);
-        self.bytes = self.bytes.saturating_sub(waiting.hold.bytes);
-        waiting
-    }
-
-    fn release(&mut self, now: Instant, at: usize, admission: Admission) -> Released {
-        let Waiting { hold, since, .. } = self.remove(at);
-        Released { id: hold.id, waited: now.since(since), admission }
-    }
-
-    /// Decides what can be decided now.
-    pub fn poll(&mut self, slots: &mut dyn Slots, ledger: &Ledger, now: Instant) -> Vec<Released> {
-        let mut released = Vec::new();
-        // Late ones are tried once more below, and leave if that is in vain.
+    /// Decides what can be decided now. With very many waiting a look takes a
+    /// while, so the next is not at once.
+    pub fn poll(
+        &mut self,
+        slots: &mut dyn Slots,
+        ledger: &mut Ledger,
+        now: Instant,
+    ) -> Vec<Released> {
+        let pause = Span::from_nanos(LOOK.as_nanos() * (self.waiting.len() as u64 / MANY));
+        if self.is_empty() || now.since(self.looked) < pause {
+            return Vec::new();
+        }
+        self.looked = now;
         let mut pools: Vec<u64> = self.waiting.iter().map(|one| one.ask.pool).collect();
         pools.sort_unstable();
         pools.dedup();
         let mut published = Vec::new();
         for pool in pools {
-            let first = self.poll_pool(slots, ledger, now, pool, &mut released);
-            published.extend(first);
+            published.extend(self.poll_pool(slots, ledger, now, pool));
         }
-        for capacity in core::mem::take(&mut self.published) {
-            if published.iter().all(|one| one.name != capacity.name) {
+        for capacity in core::mem::replace(&mut self.published, published) {
+            if self.published.iter().all(|one| one.name != capacity.name) {
                 ledger.publish(slots, now, &capacity, &[]);
             }
         }
-        self.published = published;
-        while let Some(at) = self.waiting.iter().position(|one| one.late(now)) {
-            let ask = self.waiting.get(at).map(|one| one.ask.clone());
-            let refused = ask.map(|ask| refusal(slots, ledger, now, &ask));
-            released.extend(refused.map(|refused| self.release(now, at, refused)));
+        for one in self.waiting.iter_mut().filter(|one| one.decided.is_none()) {
+            // It was tried once more above.
+            if now.since(one.since) >= one.ask.tenant.ttft_target {
+                one.decided = Some(late(slots, ledger, now, &one.ask));
+            }
         }
-        released
+        let (decided, waiting) = core::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition::<Vec<_>, _>(|one| one.decided.is_some());
+        self.waiting = waiting;
+        let bytes = decided.iter().map(|one| one.hold.bytes).sum();
+        self.bytes = self.bytes.saturating_sub(bytes);
+        let released = |one: Waiting| {
+            let Waiting { hold, since, decided, .. } = one;
+            Some(Released { id: hold.id, waited: now.since(since), admission: decided? })
+        };
+        decided.into_iter().filter_map(released).collect()
     }
 
-    /// Admits those whose turn it is in one pool. Returns the pool if one is
+    /// Decides those whose turn it is in one pool. Returns the pool if one is
     /// left that waits for it.
     fn poll_pool(
         &mut self,
         slots: &mut dyn Slots,
-        ledger: &Ledger,
+        ledger: &mut Ledger,
         now: Instant,
         pool: u64,
-        released: &mut Vec<Released>,
     ) -> Option<Arc<Capacity>> {
-        // Tenants whose own limits do not cover their first request.
-        let mut stuck: Vec<u64> = Vec::new();
+        // Each tenant's requests, last first; those of tenants whose own limits do
+        // not cover their first one are left out as that shows.
+        let mut lines: Vec<(Who, Vec<usize>)> = Vec::new();
+        for (at, one) in self.waiting.iter().enumerate().rev().filter(|(_, o)| o.ask.pool == pool) {
+            match lines.iter_mut().find(|(who, _)| who.key == one.ask.who.key) {
+                Some((_, line)) => line.push(at),
+                None => lines.push((one.ask.who, vec![at])),
+            }
+        }
         loop {
-            let mut firsts: Vec<(Who, usize)> = Vec::new();
-            let mut capacity = None;
-            for (at, one) in self.waiting.iter().enumerate().filter(|(_, one)| one.ask.pool == pool)
-            {
-                let who = one.ask.tenant.who();
-                if !stuck.contains(&who.key) && firsts.iter().all(|(first, _)| first.key != who.key)
-                {
-                    firsts.push((who, at));
-                    capacity = capacity.or_else(|| one.ask.capacity.clone());
-                }
+            let capacity = lines
+                .iter()
+                .filter_map(|(_, line)| self.waiting.get(*line.last()?)?.ask.capacity.clone());
+            let capacity = capacity.into_iter().next();
+            if let (Some(capacity), 2..) = (&capacity, lines.len()) {
+                ledger.sort(slots, now, capacity, &mut lines);
             }
-            if let (Some(capacity), 2..) = (&capacity, firsts.len()) {
-                ledger.sort(slots, now, capacity, &mut firsts);
-            }
-            let (who, at) = firsts.first().copied()?;
-            let ask = self.waiting.get(at)?.ask.clone();
-            // Whom its own limits keep waits for no pool.
-            if ask.capacity.is_some() && ledger.covered(slots, now, &ask).is_err() {
-                stuck.push(who.key);
-                continue;
-            }
-            match ledger.admit(slots, now, &ask) {
-                Admission::Refused(refusal) if refusal.cause.passes() => {
-                    if let (Some(capacity), true) =
-                        (&ask.capacity, refusal.cause == Cause::Capacity)
-                    {
-                        let waiting: Vec<Who> = firsts.iter().map(|(who, _)| *who).collect();
-                        ledger.publish(slots, now, capacity, &waiting);
-                        return Some(Arc::clone(capacity));
-                    }
+            let mut went = None;
+            let mut stuck: Vec<u64> = Vec::new();
+            for (who, line) in &lines {
+                let Some(one) = line.last().and_then(|at| self.waiting.get_mut(*at)) else {
                     stuck.push(who.key);
+                    continue;
+                };
+                match ledger.admit(slots, now, &one.ask, true) {
+                    Admission::Refused(refusal) if refusal.cause == Cause::Capacity => {
+                        let waits = lines.iter().map(|(who, _)| *who);
+                        let waits: Vec<Who> =
+                            waits.filter(|who| !stuck.contains(&who.key)).collect();
+                        let capacity = capacity?;
+                        ledger.publish(slots, now, &capacity, &waits);
+                        return Some(capacity);
+                    }
+                    // Whom its own limits keep waits for no pool; and busy memory may be
+                    // free at the next look.
+                    Admission::Refused(Refusal { retry_after: Some(_), .. }) => {
+                        stuck.push(who.key);
+                    }
+                    admission => {
+                        one.decided = Some(admission);
+                        went = Some(who.key);
+                        break;
+                    }
                 }
-                // Busy memory: the next look may find it free.
-                Admission::Refused(Refusal { retry_after: Some(_), .. }) => stuck.push(who.key),
-                admission => released.push(self.release(now, at, admission)),
+            }
+            lines.retain(|(who, _)| !stuck.contains(&who.key));
+            // Whose request went may have another one, in another place.
+            let key = went?;
+            if let Some((_, line)) = lines.iter_mut().find(|(who, _)| who.key == key) {
+                line.pop();
             }
         }
     }
 }
 
 /// What becomes of a request whose time is over.
-fn refusal(slots: &mut dyn Slots, ledger: &Ledger, now: Instant, ask: &Ask) -> Admission {
+fn late(slots: &mut dyn Slots, ledger: &Ledger, now: Instant, ask: &Ask) -> Admission {
     match ledger.covered(slots, now, ask) {
-        Err(denied) => denied.into(),
+        Err(refused) => refused.into(),
         // The pool had no room a moment ago, else it would have been admitted.
-        Ok(standing) => Admission::Refused(Refusal::by_pool(Span::default(), ask.need, standing)),
+        Ok(standing) => {
+            ledger.expect_back(slots, now, ask);
+            Admission::Refused(Refusal::by_pool(Span::default(), ask.need, standing))
+        }
     }
 }
 

@@ -14,7 +14,7 @@ const CONFIG: &str = r#"{"version": 1, "inspect_bytes_max": 4096, "models": [{"m
      "capacity": {"replicas": 2, "requests": 2}},
     {"name": "long", "cluster": "long-cluster", "max_model_len": 131072}]}],
     "tenants": {"from": [{"header": "x-team"}], "default": "others",
-    "hold": {"requests": 3, "bytes": 100000}, "entitlements": [
+    "hold": {"requests": 5, "bytes": 100000}, "entitlements": [
     {"name": "others", "tokens_per_second": 1000000, "on_limit": "hold", "ttft_target_ms": 2000},
     {"name": "first", "class": "guaranteed", "requests": 3, "tokens_per_second": 1000000},
     {"name": "slow", "tokens_per_second": 100, "burst": 300, "on_limit": "hold"},
@@ -179,7 +179,11 @@ fn only_what_is_whole_and_has_room_waits() {
     assert_eq!(verdict(&send(&worker, get)), Verdict::Forwarded);
     let held = [send(&worker, of("others")), send(&worker, of("others"))];
     assert!(held.iter().all(|one| verdict(one) == Verdict::Held));
-    assert_eq!(verdict(&send(&worker, of("others"))), Verdict::Replied, "three wait already");
+    assert_eq!(
+        verdict(&send(&worker, of("others"))),
+        Verdict::Replied,
+        "half of the places are taken"
+    );
     first.answer(&used(100, 10)).unwrap();
     assert_eq!(verdict(&trailers), Verdict::Forwarded);
     let trailers = trailers.answer(&used(100, 10)).unwrap();

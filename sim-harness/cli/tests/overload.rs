@@ -149,8 +149,9 @@ fn p99(row: &TenantRow) -> f64 {
 }
 
 /// Tokens a second of the answers to this sender, or to all, in the seconds after
-/// `warm`. An answer that is only partly within them counts in part: clients run
-/// in step, and whole ones would count by the luck of their phase.
+/// `warm`. An answer that is only partly within them counts in part, from its
+/// first token on: clients run in step, and whole ones would count by the luck of
+/// their phase; and a request that waits uses nothing.
 fn served(run: &Run, sender: Option<usize>, warm: u64) -> f64 {
     let (from, to) = (warm as f64, (warm + SECONDS) as f64);
     let mut tokens = 0.0;
@@ -159,6 +160,7 @@ fn served(run: &Run, sender: Option<usize>, warm: u64) -> f64 {
         if sender.is_none_or(|sender| sender == outcome.tenant) {
             let start = outcome.request.arrival as f64 / 1e9;
             let end = start + answer.end.as_secs_f64();
+            let start = start + answer.first_token.unwrap().as_secs_f64();
             let within = (end.min(to) - start.max(from)).max(0.0) / (end - start);
             tokens += within * f64::from(outcome.prompt_tokens() + answer.output_tokens);
         }

@@ -194,7 +194,7 @@ impl Simulation<'_> {
         };
         if let Some(Some(live)) = self.live.get_mut(place as usize) {
             let up = Up { ticket, worker, chosen, pool, replica, job, retried };
-            live.stage = Stage::Up(Box::new(up));
+            live.stage = Stage::Up(up);
         }
         self.wake(pool as u32, replica);
         Ok(())

@@ -73,7 +73,7 @@ pub(super) enum Stage {
         opened: Opened,
     },
     /// A replica has it.
-    Up(Box<Up>),
+    Up(Up),
 }
 
 /// A request that a gateway let through.

@@ -1,3 +1,4 @@
+use super::flows::FLOWS_MAX;
 use super::*;
 use crate::tenant::Law;
 use proptest::prelude::*;
@@ -83,23 +84,151 @@ fn another_worker_s_first_request_counts_when_it_has_waited_and_only_while_it_lo
     assert!(!pool.publish(at(300), 1, &[]));
 }
 
+/// Fills the pool but for so many tokens, for a tenant nobody else asks for.
+fn fill(pool: &mut PoolAccount, capacity: &Capacity, left: u64) -> Taken {
+    pool.admit(capacity, at(0), 1, who(9, SPOT), 800 - left).unwrap()
+}
+
 #[test]
-fn who_was_refused_is_expected_back_and_lower_classes_stay_out() {
+fn room_for_one_request_of_who_is_expected_back_is_kept_from_those_behind() {
     let (capacity, mut pool) = (capacity(), PoolAccount::default());
-    let all = pool.admit(&capacity, at(0), 1, who(9, SPOT), 800).unwrap();
-    assert!(pool.admit(&capacity, at(0), 1, who(1, ELASTIC), 1).is_err());
-    pool.want(at(0), 1, Some(Span::from_secs(1)));
+    let all = fill(&mut pool, &capacity, 0);
+    assert!(pool.admit(&capacity, at(0), 1, who(1, ELASTIC), 100).is_err());
+    pool.want(at(0), 1, 100, Some(Span::from_secs(1)));
     pool.settle(&capacity, at(0), &all, 800);
-    assert!(pool.admit(&capacity, at(1499), 1, who(9, SPOT), 1).is_err());
-    assert!(pool.admit(&capacity, at(1499), 1, who(3, ELASTIC), 1).is_ok());
-    assert!(pool.admit(&capacity, at(1500), 1, who(9, SPOT), 1).is_ok());
-    // One of its own class stays out when it is ahead by more than the credit.
-    assert!(pool.admit(&capacity, at(1500), 1, who(1, ELASTIC), 900).is_err());
-    pool.want(at(1500), 1, Some(Span::from_secs(1)));
-    let more = pool.admit(&capacity, at(1500), 1, who(3, ELASTIC), 502).unwrap();
-    pool.settle(&capacity, at(1500), &more, 502);
-    assert!(pool.admit(&capacity, at(1500), 1, who(3, ELASTIC), 1).is_err());
-    assert!(pool.admit(&capacity, at(3001), 1, who(3, ELASTIC), 1).is_ok());
+    let mut asks = |millis, key, class, tokens| {
+        let taken = pool.admit(&capacity, at(millis), 1, who(key, class), tokens);
+        taken.is_ok_and(|taken| {
+            pool.settle(&capacity, at(millis), &taken, 0);
+            true
+        })
+    };
+    assert!(!asks(1499, 9, SPOT, 701) && asks(1499, 9, SPOT, 700));
+    // Itself it has all, and when it does not come nobody waits for it.
+    assert!(asks(1499, 1, ELASTIC, 800));
+    assert!(asks(1500, 9, SPOT, 800));
+    // However much it wanted, and whenever it was told to come: a quarter, 2.5 s.
+    pool.want(at(0), 1, 800, Some(Span::from_secs(600)));
+    let mut asks = |millis, tokens| {
+        let taken = pool.admit(&capacity, at(millis), 1, who(9, SPOT), tokens);
+        taken.is_ok_and(|taken| {
+            pool.settle(&capacity, at(millis), &taken, 0);
+            true
+        })
+    };
+    assert!(!asks(2499, 551) && asks(2499, 550) && asks(2500, 800));
+}
+
+#[test]
+fn who_comes_before_who_is_expected_back_need_not_make_room() {
+    let (capacity, mut pool) = (capacity(), PoolAccount::default());
+    let (a, b) = (who(1, ELASTIC), who(2, ELASTIC));
+    for (who, tokens) in [(b, 10), (a, 100)] {
+        let taken = pool.admit(&capacity, at(0), 1, who, tokens).unwrap();
+        pool.settle(&capacity, at(0), &taken, tokens);
+    }
+    pool.want(at(0), b.key, 100, Some(Span::from_secs(1)));
+    assert!(pool.admit(&capacity, at(1), 1, a, 701).is_err());
+    pool.want(at(1), a.key, 100, Some(Span::from_secs(1)));
+    assert!(pool.admit(&capacity, at(1), 1, b, 701).is_ok());
+}
+
+/// A long open stream, or one who was there a moment ago, keeps nobody's place.
+#[test]
+fn a_newcomer_starts_level_with_those_who_want_the_pool() {
+    let (capacity, mut pool) = (capacity(), PoolAccount::default());
+    let old = pool.admit(&capacity, at(0), 1, who(7, ELASTIC), 10).unwrap();
+    for millis in 0..1000 {
+        let taken = pool.admit(&capacity, at(millis), 1, who(1, ELASTIC), 100).unwrap();
+        pool.settle(&capacity, at(millis), &taken, 100);
+    }
+    let newcomer = pool.order(&capacity, at(1000), who(2, ELASTIC));
+    assert_eq!(newcomer, pool.order(&capacity, at(1000), who(1, ELASTIC)));
+    pool.want(at(1000), 1, 100, None);
+    assert_eq!(newcomer, pool.order(&capacity, at(1000), who(2, ELASTIC)));
+    pool.settle(&capacity, at(1000), &old, 10);
+}
+
+/// Who stopped wanting keeps what it was behind by then, up to the credit, and
+/// nothing of what others had since.
+#[test]
+fn who_was_short_and_left_comes_back_with_its_credit() {
+    let (capacity, mut pool) = (capacity(), PoolAccount::default());
+    let (a, b) = (who(1, ELASTIC), who(2, ELASTIC));
+    let had = |pool: &mut PoolAccount, who, tokens| {
+        let taken = pool.admit(&capacity, at(0), 1, who, tokens).unwrap();
+        pool.settle(&capacity, at(0), &taken, tokens);
+    };
+    had(&mut pool, b, 10);
+    let fill = fill(&mut pool, &capacity, 0);
+    // Refused while the other gets 300 more.
+    let refused = |pool: &mut PoolAccount| {
+        assert!(pool.admit(&capacity, at(0), 1, b, 100).is_err());
+        pool.want(at(0), b.key, 100, Some(Span::from_secs(1)));
+    };
+    refused(&mut pool);
+    pool.settle(&capacity, at(0), &fill, 800);
+    had(&mut pool, a, 300);
+    let again = pool.admit(&capacity, at(0), 1, who(8, GUARANTEED), 950).unwrap();
+    refused(&mut pool);
+    pool.settle(&capacity, at(0), &again, 950);
+    let behind = |pool: &PoolAccount, millis| {
+        pool.order(&capacity, at(millis), a).1 - pool.order(&capacity, at(millis), b).1
+    };
+    assert_eq!(behind(&pool, 0), 300_000);
+    // It does not want any more; the other goes on.
+    for _ in 0..9 {
+        let taken = pool.admit(&capacity, at(9000), 1, a, 100).unwrap();
+        pool.settle(&capacity, at(9000), &taken, 100);
+    }
+    assert_eq!(behind(&pool, 9000), 300_000);
+}
+
+#[test]
+fn what_is_open_counts_as_far_as_it_is_used_and_no_longer_than_its_worker_lives() {
+    let (mut capacity, mut pool) = (capacity(), PoolAccount::default());
+    (capacity.limits, capacity.credit) = (Limits::default(), 0);
+    let one = who(1, ELASTIC);
+    // It uses an eighth of what it reserves.
+    for _ in 0..80 {
+        let taken = pool.admit(&capacity, at(0), 1, one, 800).unwrap();
+        pool.settle(&capacity, at(0), &taken, 100);
+    }
+    let before = pool.order(&capacity, at(0), one).1;
+    assert_eq!(before, 8_000_000);
+    let _lost = pool.admit(&capacity, at(0), 1, one, 800).unwrap();
+    let open = pool.order(&capacity, at(0), one).1 - before;
+    assert!((100_000..=102_000).contains(&open), "{open}");
+    let promised = pool.admit(&capacity, at(0), 2, who(5, GUARANTEED), 10).unwrap();
+    assert_eq!(pool.expire(at(31_000), |worker| worker == 2), 1);
+    assert_eq!((pool.open(), pool.kept.open()), ((10, 1), (10, 1)));
+    assert_eq!(pool.expire(at(62_000), |_| false), 1);
+    assert_eq!((pool.open(), pool.kept.open()), ((0, 0), (0, 0)));
+    pool.settle(&capacity, at(62_000), &promised, 10);
+    assert_eq!(pool.flows.of(1).unwrap().open, 0);
+}
+
+#[test]
+fn the_rate_counts_what_is_used_however_long_and_over_reserved_requests_are() {
+    let (mut capacity, mut pool) = (capacity(), PoolAccount::default());
+    capacity.limits = Limits {
+        laws: [Some(Law::per_second(1000, 2000, 2000)), None, None, None],
+        ..Limits::default()
+    };
+    // Reserves 800, uses 100, takes 20 s; as many as may.
+    let mut open = std::collections::VecDeque::new();
+    let mut used = 0;
+    for millis in (0..200_000).step_by(10) {
+        while open.front().is_some_and(|(end, _)| *end <= millis) {
+            let (_, taken) = open.pop_front().unwrap();
+            pool.settle(&capacity, at(millis), &taken, 100);
+            used += if millis >= 100_000 { 100 } else { 0 };
+        }
+        while let Ok(taken) = pool.admit(&capacity, at(millis), 1, who(1, ELASTIC), 800) {
+            open.push_back((millis + 20_000, taken));
+        }
+    }
+    assert!((97_000..=103_000).contains(&used), "{used} of 100000");
 }
 
 #[test]
@@ -109,7 +238,7 @@ fn tenants_that_nobody_saw_for_longest_make_room() {
         let taken = pool.admit(&capacity, at(key), 1, who(key, ELASTIC), 10).unwrap();
         pool.settle(&capacity, at(key), &taken, 7);
     }
-    assert_eq!((pool.flows.len(), pool.served(0), pool.served(1)), (FLOWS_MAX, 0, 7));
+    assert_eq!((pool.flows.all.len(), pool.served(0), pool.served(1)), (FLOWS_MAX, 0, 7));
 }
 
 proptest! {
@@ -148,12 +277,18 @@ proptest! {
                     }
                 } else {
                     prop_assert_ne!(class, GUARANTEED);
-                    pool.want(at(now), class as u64, (kind == 1).then_some(Span::from_secs(1)));
+                    let back = (kind == 1).then_some(Span::from_secs(1));
+                    pool.want(at(now), class as u64, tokens, back);
                     pool.publish(at(now), 7, &[who(class as u64, class)]);
                 }
             }
             let tokens: u64 = open.iter().map(|taken| taken.tokens).sum();
             prop_assert_eq!(pool.open(), (tokens, open.len() as u64));
+            // Weights are 1, so virtual time is tokens.
+            let of_flows: u64 = pool.flows.all.iter().map(|flow| flow.open).sum();
+            prop_assert_eq!(of_flows, tokens * SCALE);
+            let kept = open.iter().filter(|taken| taken.kept.is_some()).count() as u64;
+            prop_assert_eq!(pool.kept.open().1, kept);
             prop_assert_eq!(PoolAccount::decode(7, &pool.encode(7)), Some(pool.clone()));
             prop_assert_eq!(PoolAccount::decode(8, &pool.encode(7)), None);
         }

@@ -5,7 +5,7 @@ use super::*;
 use crate::config::TenantClass;
 use crate::estimate::hash;
 use crate::share::{Change, Updated};
-use crate::tenant::{Law, Limits, Need, Reservation, Used};
+use crate::tenant::{Entitlement, Law, Limits, Need, Reservation, Used};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -131,6 +131,7 @@ impl World {
         let tokens = tokens * client.over;
         Ask {
             tenant: Arc::clone(&client.tenant),
+            who: client.tenant.who(),
             pool: hash(b"pool"),
             capacity: Some(Arc::clone(&self.capacity)),
             need: Need { charge: tokens, tokens },
@@ -155,7 +156,7 @@ impl World {
         let limits = HoldLimits { requests: 10_000, bytes: 1 << 20 };
         let (ledger, queue) = &mut self.workers[worker];
         let hold = Some(Hold { id, bytes: 1, limits });
-        match queue.admit(&mut self.memory, ledger, at(self.now), &ask, hold) {
+        match queue.admit(&mut self.memory, ledger, at(self.now), ask, hold) {
             Admission::Held => self.waiting[client].push((id, tokens)),
             Admission::Refused(refusal) => {
                 let seconds = refusal.retry_after.expect("it can pass later");
@@ -394,16 +395,18 @@ fn a_request_that_waits_too_long_is_refused_and_says_when_to_come_back() {
     world.step();
     assert_eq!((world.running.len(), world.waiting[0].len()), (1, 1));
     world.clients[0].outstanding = 1;
-    let ledger = Ledger::new("tidegate", 1);
+    let mut ledger = Ledger::new("tidegate", 1);
     for now in [150, 299] {
-        assert!(world.workers[0].1.poll(&mut world.memory, &ledger, at(now)).is_empty());
+        assert!(world.workers[0].1.poll(&mut world.memory, &mut ledger, at(now)).is_empty());
     }
-    let released = world.workers[0].1.poll(&mut world.memory, &ledger, at(300));
+    let released = world.workers[0].1.poll(&mut world.memory, &mut ledger, at(300));
     let [Released { waited, admission: Admission::Refused(refusal), .. }] = &*released else {
         panic!("{released:?}")
     };
     assert_eq!(*waited, Span::from_millis(300));
     assert_eq!((refusal.cause, refusal.retry_after), (Cause::Capacity, Some(1)));
+    // The next look withdraws its head.
+    assert!(world.workers[0].1.poll(&mut world.memory, &mut ledger, at(310)).is_empty());
     assert!(world.workers[0].1.is_empty());
 }
 
@@ -431,15 +434,93 @@ fn a_client_that_leaves_makes_way() {
     world.drain();
 }
 
+/// A request of its tenant's that waits for its own limits, until that is told.
+#[test]
+fn who_waits_for_its_own_limits_goes_in_turn_and_hears_why_it_did_not() {
+    let slow = |one: &mut Entitlement| {
+        one.limits.laws[0] = Some(Law::per_second(100, 500, 500));
+        one.ttft_target = Span::from_secs(2);
+    };
+    let clients = two_to_one().into_iter().map(|client| client.edit(slow)).collect();
+    let mut world = World::new(1, clients, |_| {});
+    let asks = [400, 300, 50].map(|tokens| world.ask(0, tokens));
+    let (ledger, queue) = &mut world.workers[0];
+    let memory = &mut world.memory;
+    let limits = HoldLimits { requests: 10, bytes: 10 };
+    let admissions: Vec<Admission> = (0..)
+        .zip(asks)
+        .map(|(id, ask)| {
+            let hold = Some(Hold { id, bytes: 1, limits });
+            queue.admit(memory, ledger, at(0), ask, hold)
+        })
+        .collect();
+    // The small one would be covered, but came last.
+    assert!(matches!(&*admissions, [Admission::Admitted(..), Admission::Held, Admission::Held]));
+    assert!(queue.poll(memory, ledger, at(1990)).is_empty());
+    let released = queue.poll(memory, ledger, at(2000));
+    let [
+        Released { id: 1, admission: Admission::Admitted(..), .. },
+        Released { id: 2, admission: Admission::Refused(refusal), .. },
+    ] = &*released
+    else {
+        panic!("{released:?}")
+    };
+    assert_eq!(refusal.cause, Cause::Tokens);
+    assert!(queue.is_empty());
+}
+
+#[test]
+fn busy_memory_keeps_a_request_waiting() {
+    let mut world = World::new(1, two_to_one(), |capacity| capacity.limits.requests = Some(1));
+    world.run(1);
+    let waiting = world.workers[0].1.waiting.len();
+    let slots = core::mem::take(&mut world.memory);
+    let (ledger, queue) = &mut world.workers[0];
+    // All slots are gone.
+    assert!(queue.poll(&mut world.memory, ledger, at(1)).is_empty());
+    assert_eq!(queue.waiting.len(), waiting);
+    world.memory = slots;
+    world.drain();
+}
+
+#[test]
+fn a_worker_that_waits_no_more_stands_in_nobody_s_way() {
+    let mut world = World::new(2, two_to_one(), |capacity| capacity.limits.requests = Some(1));
+    world.clients[0].outstanding = 0;
+    world.clients[1].outstanding = 1;
+    world.run(25);
+    let ask = world.ask(0, 100);
+    let hold = Some(Hold { id: 7, bytes: 1, limits: HoldLimits { requests: 9, bytes: 9 } });
+    let (ledger, queue) = &mut world.workers[1];
+    assert!(matches!(queue.admit(&mut world.memory, ledger, at(25), ask, hold), Admission::Held));
+    assert!(queue.poll(&mut world.memory, ledger, at(30)).is_empty());
+    queue.leave(7);
+    // Something is left to be said, and then nothing.
+    assert!(!queue.is_empty());
+    assert!(queue.poll(&mut world.memory, ledger, at(60)).is_empty());
+    assert!(queue.is_empty());
+    let running = world.running.pop().unwrap();
+    let (ledger, _) = &mut world.workers[0];
+    let used = Used { charge: 1, tokens: 1 };
+    ledger.settle(&mut world.memory, at(60), running.reservation, used).unwrap();
+    // The other tenant has had more, and passes.
+    let ask = world.ask(1, 100);
+    let (ledger, _) = &mut world.workers[0];
+    assert!(matches!(
+        ledger.admit(&mut world.memory, at(60), &ask, false),
+        Admission::Admitted(..)
+    ));
+}
+
 #[test]
 fn the_queue_is_bounded_by_count_and_by_bytes() {
     let mut world = World::new(1, two_to_one(), |capacity| capacity.limits.requests = Some(1));
     let ask = world.ask(0, 100);
     let (ledger, queue) = &mut world.workers[0];
     let mut admit = |queue: &mut Queue, id, bytes| {
-        let limits = HoldLimits { requests: 3, bytes: 100 };
+        let limits = HoldLimits { requests: 5, bytes: 100 };
         let hold = Some(Hold { id, bytes, limits });
-        match queue.admit(&mut world.memory, ledger, at(0), &ask, hold) {
+        match queue.admit(&mut world.memory, ledger, at(0), ask.clone(), hold) {
             Admission::Admitted(..) => "admitted",
             Admission::Held => "held",
             Admission::Refused(_) => "refused",
@@ -504,7 +585,8 @@ proptest! {
     /// all that was held leaves once.
     #[test]
     fn any_two_tenants_share_by_weight(
-        weights in (1_u64..8, 1_u64..8), lengths in ((50_u64..500, 0_u64..500), (50_u64..500, 0_u64..500)),
+        weights in (1_u64..8, 1_u64..8),
+        lengths in ((200_u64..500, 0_u64..500), (200_u64..500, 0_u64..500)),
         over in 1_u64..9, workers in 1_u64..5, in_flight in any::<bool>(),
     ) {
         let mut clients = vec![
@@ -513,8 +595,12 @@ proptest! {
         ];
         (clients[0].tokens, clients[1].tokens) = lengths;
         clients[0].over = over;
+        for client in &mut clients {
+            client.outstanding = 100;
+        }
+        // Either is too little for one of them alone.
         let mut world = World::new(workers, clients, |capacity| if in_flight {
-            capacity.limits = Limits { tokens_in_flight: Some(20_000), ..Limits::default() };
+            capacity.limits = Limits { tokens_in_flight: Some(16_000), ..Limits::default() };
         });
         world.run(10_000);
         let got = share(&world.run(20_000));
