@@ -36,8 +36,8 @@ fleet: wasm envoy ## one quota over two Envoys; needs redis-server, pkg-config a
 	cargo test --manifest-path wasm-tests/ratelimit-service/Cargo.toml --target-dir target
 
 .PHONY: prove
-prove: wasm envoy ## the sizes that are claimed; writes docs/proof.md
-	docs/prove.sh
+prove: wasm envoy ## the sizes that are claimed; writes docs/proof.md (ONLY=regex: those sections)
+	ONLY='$(ONLY)' docs/prove.sh
 
 # Where traces are, for what needs real ones.
 TRACES ?= ../shared/data/traces

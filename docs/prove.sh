@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs what README and DESIGN claim at full size and writes docs/proof.md:
-# command, date, size, result. Called by `make prove`.
+# command, date, size, result. Called by `make prove`. With ONLY, a regular
+# expression, sections whose titles match are run anew and the others stay.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=docs/proof.md
@@ -8,24 +9,45 @@ data=../shared/data
 sim="cargo run --quiet --release -p tidegate-sim-cli --"
 export TIDEGATE_PROVE=1 CARGO_TERM_COLOR=never
 
+only=${ONLY:-}
 say() { printf '%s\n' "$@" >>"$out"; }
 # prove TITLE SHOWN-COMMAND COMMAND...: runs it and keeps what it printed.
 prove() {
-  local title=$1 shown=$2
+  local title=$1 shown=$2 section
   shift 2
+  [[ $title =~ $only ]] || return 0
   echo "prove: $title" >&2
-  say "" "## $title" "" '```' "\$ $shown"
-  "$@" >>"$out" 2>&1 || { say "(failed)" '```'; echo "failed: see $out" >&2; exit 1; }
-  say '```'
+  section=$(mktemp)
+  printf '%s\n' "## $title" "" "$(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD)." "" \
+    '```' "\$ $shown" >"$section"
+  "$@" >>"$section" 2>&1 || { echo "failed: see $section" >&2; exit 1; }
+  printf '```\n' >>"$section"
+  put "$title" "$section"
+}
+# put TITLE FILE: the section of this title becomes what is in the file.
+put() {
+  python3 - "$out" "$@" <<'END'
+import re, sys
+out, title, section = sys.argv[1:]
+text, new = open(out).read().rstrip("\n"), open(section).read().rstrip("\n")
+old = re.search(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", text, re.M | re.S)
+if old:
+    text = text[:old.start()] + new + "\n\n" + text[old.end():]
+else:
+    text += "\n\n" + new
+open(out, "w").write(text.rstrip("\n") + "\n")
+END
 }
 lines() { "$@" 2>/dev/null | grep -E "$keep" | sed 's/^\.*//'; }
 
-cat >"$out" <<EOF
+if [ -z "$only" ]; then
+  cat >"$out" <<EOF
 # Proof
 
-Written by \`make prove\` on $(date -u +%Y-%m-%d), $(nproc) cores, $(rustc --version | cut -d' ' -f1,2),
-$("${ENVOY:-envoy}" --version | grep -o 'version: [^ ]*' | cut -d/ -f2) (Envoy), commit $(git rev-parse --short HEAD).
+Written by \`make prove\`, $(nproc) cores, $(rustc --version | cut -d' ' -f1,2),
+$("${ENVOY:-envoy}" --version | grep -o 'version: [^ ]*' | cut -d/ -f2) (Envoy). Each section says when and at which commit it was run.
 EOF
+fi
 
 if [ -f "$data/tokens/chat_bodies.jsonl.gz" ]; then
   calibrate() {
@@ -42,7 +64,7 @@ fi
 
 if command -v valgrind >/dev/null; then
   prove "Native instructions for a byte of a chat" "docs/instructions.sh" docs/instructions.sh
-else
+elif [ -z "$only" ]; then
   say "" "Native instructions were left out: counting them needs valgrind."
 fi
 
@@ -84,7 +106,7 @@ if cargo +nightly fuzz --version >/dev/null 2>&1; then
   }
   prove "Ten million executions of the fuzz targets" \
     "cargo +nightly fuzz run <request|usage|config> fuzz/corpus/<...> fuzz/seeds/<...> -- -runs=<4|4|2 million>" fuzz
-else
+elif [ -z "$only" ]; then
   say "" "Fuzzing was left out: it needs cargo-fuzz and a nightly compiler" \
     "(\`cargo install cargo-fuzz\`, \`rustup toolchain install nightly\`)."
 fi
