@@ -3,7 +3,7 @@
 
 use super::account::{Account, EXPIRY, Held, Limit, Limits, Need, Refused, Settled};
 use super::bucket::Short;
-use super::slot;
+use super::slot::{self, Content};
 use crate::bytes::take_u64;
 use crate::time::Instant;
 
@@ -136,9 +136,12 @@ impl Accounts {
         }
         self.pools.get_mut(at?).map(|(_, account)| account)
     }
+}
 
-    /// The bytes of the slot of the tenant whose full name has this hash.
-    pub fn encode(&self, key: u64) -> Vec<u8> {
+impl Content for Accounts {
+    const KIND: &str = "tenant";
+
+    fn encode(&self, key: u64) -> Vec<u8> {
         let mut bytes = slot::head(MAGIC, key);
         self.all.encode(&mut bytes);
         for (key, account) in &self.pools {
@@ -148,8 +151,7 @@ impl Accounts {
         bytes
     }
 
-    /// `None` if the bytes are not this tenant's in this layout.
-    pub fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
+    fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
         let mut rest = slot::body(MAGIC, key, bytes)?;
         let all = Account::decode(&mut rest)?;
         let mut pools = Vec::new();

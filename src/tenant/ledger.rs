@@ -11,7 +11,7 @@ use super::accounts::{Accounts, Both, HeldBoth};
 use super::entitlement::Entitlement;
 use super::outcome::{Admission, Cause, Refusal, Standing, Status};
 use super::pool::{Capacity, PoolAccount, Taken, Who};
-use super::slot::LAYOUT;
+use super::slot::{self, Content};
 use crate::config::{Pool, TenantClass};
 use crate::estimate::hash;
 use crate::pool::Load;
@@ -83,38 +83,6 @@ pub struct Used {
     pub tokens: u64,
 }
 
-/// What a slot holds.
-trait Content: Sized {
-    /// What it is, in the slot's name.
-    const KIND: &str;
-    fn decode(key: u64, bytes: &[u8]) -> Option<Self>;
-    fn encode(&self, key: u64) -> Vec<u8>;
-}
-
-impl Content for Accounts {
-    const KIND: &str = "tenant";
-
-    fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
-        Self::decode(key, bytes)
-    }
-
-    fn encode(&self, key: u64) -> Vec<u8> {
-        self.encode(key)
-    }
-}
-
-impl Content for PoolAccount {
-    const KIND: &str = "pool";
-
-    fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
-        Self::decode(key, bytes)
-    }
-
-    fn encode(&self, key: u64) -> Vec<u8> {
-        self.encode(key)
-    }
-}
-
 /// What a tick did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticked {
@@ -161,10 +129,10 @@ impl Ledger {
         pools: &[Arc<Capacity>],
     ) {
         for tenant in tenants {
-            self.make::<Accounts>(slots, tenant.key());
+            slot::make::<Accounts>(slots, self.instance, tenant.key());
         }
         for capacity in pools {
-            self.make::<PoolAccount>(slots, capacity.key());
+            slot::make::<PoolAccount>(slots, self.instance, capacity.key());
         }
     }
 
@@ -556,46 +524,13 @@ impl Ledger {
         });
     }
 
-    /// Runs a change on a slot's content; it says whether it changed. A slot that
-    /// is not there, or not to be read, is none that is full.
     fn change<C: Content>(
         &self,
         slots: &mut dyn Slots,
         key: u64,
         mut change: impl FnMut(&mut C) -> bool,
     ) -> Updated {
-        self.change_dyn(slots, key, &mut change)
-    }
-
-    /// One for each content: the closures differ, and the module is to be small.
-    #[inline(never)]
-    fn change_dyn<C: Content>(
-        &self,
-        slots: &mut dyn Slots,
-        key: u64,
-        change: &mut dyn FnMut(&mut C) -> bool,
-    ) -> Updated {
-        let mut found = true;
-        let updated = slots.update(&self.name(C::KIND, key), &mut |bytes| {
-            let content = bytes.and_then(|bytes| C::decode(key, bytes));
-            found = content.is_some();
-            let mut content = content?;
-            change(&mut content).then(|| content.encode(key))
-        });
-        if found { updated } else { Updated::Failed }
-    }
-
-    /// Makes a slot, if it is not there. To be called while nobody serves: what
-    /// is not there cannot be compared with.
-    fn make<C: Content + Default>(&self, slots: &mut dyn Slots, key: u64) {
-        slots.update(&self.name(C::KIND, key), &mut |bytes| match bytes {
-            Some(bytes) if C::decode(key, bytes).is_some() => None,
-            _ => Some(C::default().encode(key)),
-        });
-    }
-
-    fn name(&self, kind: &str, key: u64) -> String {
-        format!("tidegate.{LAYOUT}.{:016x}.{kind}.{key:016x}", self.instance)
+        slot::change(slots, self.instance, key, &mut change)
     }
 }
 

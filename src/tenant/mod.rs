@@ -5,6 +5,7 @@ mod accounts;
 mod bucket;
 mod entitlement;
 mod ledger;
+mod meter;
 mod outcome;
 mod pool;
 mod queue;

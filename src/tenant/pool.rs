@@ -24,8 +24,8 @@
 mod flows;
 
 use super::account::{Account, Held, Limits, Need};
-use super::bucket::Meter;
-use super::slot;
+use super::meter::Meter;
+use super::slot::{self, Content};
 use crate::bytes::{put, take, take_u64};
 use crate::config::TenantClass;
 use crate::estimate::hash;
@@ -382,13 +382,14 @@ impl PoolAccount {
 mod layout {
     use super::flows::{FLOWS_MAX, Flow, Flows};
     use super::{
-        Account, HEADS_MAX, Head, Instant, MAGIC, Meter, PoolAccount, Spill, TenantClass, Who, put,
-        slot, take, take_u64,
+        Account, Content, HEADS_MAX, Head, Instant, MAGIC, Meter, PoolAccount, Spill, TenantClass,
+        Who, put, slot, take, take_u64,
     };
 
-    impl PoolAccount {
-        /// The bytes of the slot of the pool whose full name has this hash.
-        pub fn encode(&self, key: u64) -> Vec<u8> {
+    impl Content for PoolAccount {
+        const KIND: &str = "pool";
+
+        fn encode(&self, key: u64) -> Vec<u8> {
             let mut bytes = slot::head(MAGIC, key);
             self.all.encode(&mut bytes);
             self.kept.encode(&mut bytes);
@@ -423,8 +424,7 @@ mod layout {
             bytes
         }
 
-        /// `None` if the bytes are not this pool's in this layout.
-        pub fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
+        fn decode(key: u64, bytes: &[u8]) -> Option<Self> {
             let mut bytes = slot::body(MAGIC, key, bytes)?;
             let rest = &mut bytes;
             let (all, kept) = (Account::decode(rest)?, Account::decode(rest)?);

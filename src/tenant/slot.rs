@@ -1,10 +1,12 @@
-//! What stands at the head of every slot: what it is, in which layout, whose.
+//! The slots of tenants and pools: their names, what stands at their head, and
+//! how they are changed.
 
 use crate::bytes::{take, take_u64};
+use crate::share::{Slots, Updated};
 
 /// Part of the slots' names as well, so that builds of different layouts do not
 /// touch each other's.
-pub(super) const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 
 /// The head of the slot of the thing whose full name has this hash.
 pub(super) fn head(magic: [u8; 4], key: u64) -> Vec<u8> {
@@ -21,4 +23,45 @@ pub(super) fn body(magic: [u8; 4], key: u64, mut bytes: &[u8]) -> Option<&[u8]> 
     let known =
         take(rest)? == magic && u32::from_le_bytes(take(rest)?) == LAYOUT && take_u64(rest)? == key;
     known.then_some(bytes)
+}
+
+/// What a slot holds.
+pub(super) trait Content: Sized {
+    /// What it is, in the slot's name.
+    const KIND: &str;
+    fn decode(key: u64, bytes: &[u8]) -> Option<Self>;
+    fn encode(&self, key: u64) -> Vec<u8>;
+}
+
+/// Runs a change on a slot's content; it says whether it changed. A slot that is
+/// not there, or not to be read, is none that is full. One function for each
+/// content: the changes differ, and the module is to be small.
+#[inline(never)]
+pub(super) fn change<C: Content>(
+    slots: &mut dyn Slots,
+    instance: u64,
+    key: u64,
+    change: &mut dyn FnMut(&mut C) -> bool,
+) -> Updated {
+    let mut found = true;
+    let updated = slots.update(&name::<C>(instance, key), &mut |bytes| {
+        let content = bytes.and_then(|bytes| C::decode(key, bytes));
+        found = content.is_some();
+        let mut content = content?;
+        change(&mut content).then(|| content.encode(key))
+    });
+    if found { updated } else { Updated::Failed }
+}
+
+/// Makes a slot, if it is not there. To be called while nobody serves: what is not
+/// there cannot be compared with.
+pub(super) fn make<C: Content + Default>(slots: &mut dyn Slots, instance: u64, key: u64) {
+    slots.update(&name::<C>(instance, key), &mut |bytes| match bytes {
+        Some(bytes) if C::decode(key, bytes).is_some() => None,
+        _ => Some(C::default().encode(key)),
+    });
+}
+
+fn name<C: Content>(instance: u64, key: u64) -> String {
+    format!("tidegate.{LAYOUT}.{instance:016x}.{}.{key:016x}", C::KIND)
 }

@@ -241,6 +241,30 @@ fn tenants_that_nobody_saw_for_longest_make_room() {
     assert_eq!((pool.flows.all.len(), pool.served(0), pool.served(1)), (FLOWS_MAX, 0, 7));
 }
 
+/// A tenant that was forgotten and comes back is not settled for what it took
+/// before; whoever has nothing open is forgotten first.
+#[test]
+fn what_a_forgotten_tenant_took_is_not_the_new_one_s() {
+    let (mut capacity, mut pool) = (capacity(), PoolAccount::default());
+    capacity.limits = Limits::default();
+    let open = |pool: &mut PoolAccount, millis, key, tokens| {
+        pool.admit(&capacity, at(millis), 1, who(key, ELASTIC), tokens).unwrap()
+    };
+    let old = open(&mut pool, 0, 0, 100);
+    let idle = open(&mut pool, 1, 1, 10);
+    pool.settle(&capacity, at(2), &idle, 10);
+    for key in 2..=FLOWS_MAX as u64 {
+        open(&mut pool, 1 + key, key, 10);
+    }
+    assert!(pool.flows.of(0).is_some() && pool.flows.of(1).is_none());
+    open(&mut pool, 90, 9, 10);
+    assert!(pool.flows.of(0).is_none(), "all have something open");
+    open(&mut pool, 91, 0, 50);
+    let before = *pool.flows.of(0).unwrap();
+    pool.settle(&capacity, at(92), &old, 1);
+    assert_eq!(*pool.flows.of(0).unwrap(), before);
+}
+
 proptest! {
     /// What is open is what was taken and not settled; others never have more
     /// than what is left of the capacity, unless alone; and all survives its
