@@ -35,9 +35,12 @@ test: lint wasm envoy ## every check, at reduced size
 fleet: wasm envoy ## one quota over two Envoys; needs redis-server, pkg-config and OpenSSL's headers
 	cargo test --manifest-path wasm-tests/ratelimit-service/Cargo.toml --target-dir target
 
+# Titles of sections of docs/proof.md, as a regular expression.
+ONLY ?=
+prove: export ONLY := $(ONLY)
 .PHONY: prove
 prove: wasm envoy ## the sizes that are claimed; writes docs/proof.md (ONLY=regex: those sections)
-	ONLY='$(ONLY)' docs/prove.sh
+	docs/prove.sh
 
 # Where traces are, for what needs real ones.
 TRACES ?= ../shared/data/traces

@@ -179,6 +179,7 @@ mod tests {
         assert_eq!(name(3000, &[full, load(50, false), calm]), "32768 moved");
         // One that has no room, spills itself, or is not known takes nothing.
         assert_eq!(name(3000, &[full, load(891, false), full]), "8192");
+        assert_eq!(name(3000, &[full, load(50, true), calm]), "131072 moved");
         assert_eq!(name(3000, &[full, None, load(890, false)]), "131072 moved");
         assert_eq!(name(3000, &[None, calm, calm]), "8192");
         // From a larger to a smaller one only what surely fits its window.

@@ -49,6 +49,17 @@ fn debt_is_paid_back_down_to_the_floor() {
 }
 
 #[test]
+fn what_a_charge_was_forgiven_is_not_given_back() {
+    let law = Law::per_second(1, 300, 300);
+    let mut bucket = Bucket::default();
+    bucket.charge(&law, at(0), 100);
+    let large = bucket.charge(&law, at(0), 4400);
+    assert_eq!((bucket.level(&law, at(0)), large.tokens), (-300, 500));
+    bucket.correct(at(0), large, 0);
+    assert_eq!(bucket.level(&law, at(0)), 200);
+}
+
+#[test]
 fn an_excess_counts_in_full_after_its_start_was_joined() {
     let law = Law::per_second(100, 1000, 500);
     let mut bucket = Bucket::default();

@@ -297,6 +297,36 @@ mod pools {
         assert_eq!(world.open(), (0, 0));
     }
 
+    /// Another worker uses up the tenant's limit between the look at it and its
+    /// change.
+    struct Race<'a> {
+        memory: &'a mut Memory,
+        other: Ledger,
+        ask: Ask,
+    }
+
+    impl Slots for Race<'_> {
+        fn update(&mut self, name: &str, change: &mut Change<'_>) -> Updated {
+            let updated = self.memory.update(name, change);
+            if name.contains(".pool.") {
+                let _won = self.other.admit(self.memory, at(0), &self.ask, false);
+            }
+            updated
+        }
+    }
+
+    #[test]
+    fn what_a_pool_gave_comes_back_if_another_worker_was_faster() {
+        let acme = tenant("acme", TenantClass::Elastic);
+        let mut world = world(&[&acme]);
+        let other = ask(&acme, 995);
+        let ask = world.ask(&acme, 10);
+        let mut race =
+            Race { memory: &mut world.memory, other: Ledger::new("tidegate", 2), ask: other };
+        let refusal = refused(world.ledger.admit(&mut race, at(0), &ask, false));
+        assert_eq!((refusal.cause, world.open()), (Cause::Tokens, (0, 0)));
+    }
+
     #[test]
     fn a_settlement_that_finds_the_pool_busy_is_made_later() {
         let acme = tenant("acme", TenantClass::Elastic);

@@ -241,6 +241,22 @@ fn tenants_that_nobody_saw_for_longest_make_room() {
     assert_eq!((pool.flows.all.len(), pool.served(0), pool.served(1)), (FLOWS_MAX, 0, 7));
 }
 
+#[test]
+fn what_is_lowered_and_settled_counts_as_what_it_is() {
+    let (mut capacity, mut pool) = (capacity(), PoolAccount::default());
+    capacity.limits.laws[0] = Some(Law::per_second(1, 1000, 1000));
+    let a = who(1, ELASTIC);
+    let stands = |pool: &mut PoolAccount| {
+        (pool.order(&capacity, at(0), a).1, pool.level(&capacity, at(0)).unwrap())
+    };
+    let mut taken = pool.admit(&capacity, at(0), 1, a, 700).unwrap();
+    assert_eq!(stands(&mut pool), (700 * SCALE, 300));
+    pool.lower(at(0), &mut taken, 400);
+    assert_eq!(stands(&mut pool), (400 * SCALE, 600));
+    pool.settle(&capacity, at(0), &taken, 100);
+    assert_eq!(stands(&mut pool), (100 * SCALE, 900));
+}
+
 /// A tenant that was forgotten and comes back is not settled for what it took
 /// before; whoever has nothing open is forgotten first.
 #[test]

@@ -410,6 +410,29 @@ fn a_request_that_waits_too_long_is_refused_and_says_when_to_come_back() {
     assert!(world.workers[0].1.is_empty());
 }
 
+/// Who was refused in the end has a place kept for it when it comes back.
+#[test]
+fn who_waited_in_vain_is_expected_back() {
+    let patient = |one: &mut Entitlement| one.ttft_target = Span::from_millis(300);
+    let elastic = client("e", TenantClass::Elastic, 1).edit(patient);
+    let clients = vec![client("s", TenantClass::Spot, 1), elastic];
+    let mut world = World::new(1, clients, |capacity| capacity.limits.requests = Some(1));
+    let asks = [0, 1].map(|client| world.ask(client, 100));
+    let limits = HoldLimits { requests: 9, bytes: 9 };
+    let (ledger, queue) = &mut world.workers[0];
+    let memory = &mut world.memory;
+    let [spot, elastic] = asks;
+    let Admission::Admitted(open, _) = ledger.admit(memory, at(0), &spot, false) else { panic!() };
+    let hold = Some(Hold { id: 1, bytes: 1, limits });
+    assert!(matches!(queue.admit(memory, ledger, at(0), elastic, hold), Admission::Held));
+    assert_eq!(queue.poll(memory, ledger, at(300)).len(), 1);
+    assert!(queue.poll(memory, ledger, at(310)).is_empty() && queue.is_empty());
+    ledger.settle(memory, at(310), open, Used { charge: 100, tokens: 100 }).unwrap();
+    let mut passes =
+        |millis| matches!(ledger.admit(memory, at(millis), &spot, false), Admission::Admitted(..));
+    assert!(!passes(1799) && passes(1801));
+}
+
 #[test]
 fn a_client_that_leaves_makes_way() {
     let mut world = World::new(2, two_to_one(), |capacity| capacity.limits.requests = Some(1));
@@ -501,7 +524,7 @@ fn a_worker_that_waits_no_more_stands_in_nobody_s_way() {
     assert!(queue.is_empty());
     let running = world.running.pop().unwrap();
     let (ledger, _) = &mut world.workers[0];
-    let used = Used { charge: 1, tokens: 1 };
+    let used = Used { charge: 5000, tokens: 5000 };
     ledger.settle(&mut world.memory, at(60), running.reservation, used).unwrap();
     // The other tenant has had more, and passes.
     let ask = world.ask(1, 100);
