@@ -191,8 +191,12 @@ impl Bucket {
         let units = Law::units(tokens);
         let mut forgiven = 0;
         if units > 0 {
-            forgiven = self.raise(id, units);
-            self.starts.push(Start { id, charged: units });
+            let charged = units.min(self.most());
+            forgiven = self.raise(id, units).max(units - charged);
+            self.starts.push(Start { id, charged });
+            if charged < units {
+                self.drop_exceeded();
+            }
             self.shorten();
         }
         // What was forgiven was not charged, so it is not given back either.
