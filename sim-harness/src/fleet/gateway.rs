@@ -101,14 +101,15 @@ impl Fleet {
     }
 
     /// A request comes to a worker: its body has been read, and it is decided.
-    /// `name` is one that no other open request of the worker has.
+    /// `name` is one that no other open request of the worker has. Without a text
+    /// its prompt is given in tokens.
     pub(super) fn open(
         &mut self,
         now: u64,
         (worker, name): (u32, u64),
         (tenant, model, path): (&str, &str, &str),
         ask: &Ask,
-        text: Tally,
+        text: Option<Tally>,
     ) -> Option<Opened> {
         let config = Arc::clone(&self.config);
         let settings = config.settings(path.as_bytes(), b"", None);
@@ -237,12 +238,18 @@ struct Read {
     rest: Option<RequestFacts>,
 }
 
-fn read(settings: &Settings, model: &str, ask: &Ask, text: Tally) -> Read {
+fn read(settings: &Settings, model: &str, ask: &Ask, text: Option<Tally>) -> Read {
+    let cap = ask.cap.map_or(Cap::Absent, |cap| Cap::Tokens(cap.into()));
+    let Some(text) = text else {
+        let tokens = u64::from(ask.input);
+        let mut facts = RequestFacts::chat(model, Tally::default(), 0, cap);
+        (facts.token_ids, facts.largest_token_ids) = (tokens, tokens);
+        return Read { body: Body::Whole(facts), whole: Some(tokens), rest: None };
+    };
     let bytes = text.total() + BODY_AROUND + model.len() as u64;
     if settings.inspect == Inspect::Headers {
         return Read { body: Body::Length(Api::Chat, Some(bytes)), whole: None, rest: None };
     }
-    let cap = ask.cap.map_or(Cap::Absent, |cap| Cap::Tokens(cap.into()));
     let mut facts = RequestFacts::chat(model, text, 1, cap);
     (facts.stream, facts.include_usage) = (true, Some(true));
     if bytes <= settings.inspect_bytes_max {

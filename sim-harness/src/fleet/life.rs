@@ -10,6 +10,7 @@ use super::gateway::Opened;
 use super::scenario::FleetError;
 use super::sim::{Event, Live, Simulation, Stage, Up, broken};
 use super::source::{Ask, TEMPLATE};
+use super::watch::Fate;
 use crate::SECOND;
 use crate::engine::{Finished, Job};
 use crate::rng::Pcg;
@@ -54,12 +55,14 @@ impl Simulation<'_> {
             return Err(broken("nobody is there to send"));
         };
         let (serial, source, attempt, ask) = (live.serial, live.source, live.attempt, live.ask);
-        let Some(text) = self
-            .texts
-            .get(&ask.kind)
-            .map(|texts| texts.prompt(ask.input.saturating_sub(TEMPLATE), &mut live.text.clone()))
-        else {
-            return Err(broken("a kind of text was not prepared"));
+        let text = if self.exact {
+            None
+        } else {
+            let tokens = ask.input.saturating_sub(TEMPLATE);
+            let Some(texts) = self.texts.get(&ask.kind) else {
+                return Err(broken("a kind of text was not prepared"));
+            };
+            Some(texts.prompt(tokens, &mut live.text.clone()))
         };
         let Some(stream) = self.streams.get(source as usize) else { return Ok(()) };
         let from = stream.source();
@@ -79,7 +82,7 @@ impl Simulation<'_> {
             return self.go_up(place, worker, &ask, opened);
         }
         if let Some(Some(live)) = self.live.get_mut(place as usize) {
-            live.stage = Stage::Held { worker, opened };
+            live.stage = Stage::Held { worker, opened: Box::new(opened) };
         }
         if let Some(book) = self.book(source) {
             book.held += 1;
@@ -140,7 +143,7 @@ impl Simulation<'_> {
                 book.waited.add(waited.as_nanos());
             }
             match admission::enter(&mut opened.ticket, admission) {
-                Admitted::Passes => self.go_up(place, worker, &ask, opened)?,
+                Admitted::Passes => self.go_up(place, worker, &ask, *opened)?,
                 Admitted::Refused { cause, retry_after } => {
                     self.refused(place, cause, retry_after)?;
                 }
@@ -259,7 +262,7 @@ impl Simulation<'_> {
         let place = done.tag as u32;
         let live = self.live.get_mut(place as usize).and_then(Option::as_mut);
         let Some(live) = live else { return Err(broken("an answer for nobody")) };
-        let (source, asked, ask) = (live.source, live.asked, live.ask);
+        let (source, asked, ask, nth) = (live.source, live.asked, live.ask, live.serial);
         let Stage::Up(up) = std::mem::replace(&mut live.stage, Stage::Away) else {
             return Err(broken("an answer to what was not sent"));
         };
@@ -287,6 +290,15 @@ impl Simulation<'_> {
         let settlement = self.close(up.worker, up.ticket, &answer);
         self.settle(place, up.chosen, &settlement);
         self.pool(up.pool, |book| book.served(done));
+        let gaps = u64::from(done.output_tokens.saturating_sub(1));
+        self.tell(&Fate {
+            nth,
+            pool: Some(up.pool),
+            first_token: done.first_token - asked,
+            per_token: (done.at - done.first_token).checked_div(gaps),
+            truncated: !by_cap && done.output_tokens < ask.output,
+            retried: up.retried,
+        });
         if let Some(book) = self.book(source) {
             book.first_token.add(done.first_token - asked);
             book.whole.add(done.at - asked);
@@ -358,6 +370,17 @@ impl Simulation<'_> {
         self.open -= 1;
         if let Some(book) = self.book(live.source) {
             book.ended(outcome);
+        }
+        if outcome != Outcome::Answered {
+            let nth = live.serial;
+            self.tell(&Fate {
+                nth,
+                pool: None,
+                first_token: 0,
+                per_token: None,
+                truncated: false,
+                retried: false,
+            });
         }
         self.think(live.source, self.now);
         Ok(())

@@ -34,11 +34,13 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod watch;
 
 pub use report::{Figures, PoolReport, Report, TenantReport};
 pub use scenario::{
     Arrivals, Dispatch, FleetError, Gateways, LengthSource, Pool, Scenario, Source,
 };
+pub use watch::{Fate, Watch};
 
 /// Runs a scenario to its end.
 ///
@@ -46,4 +48,18 @@ pub use scenario::{
 /// nothing is reserved: otherwise it fails with [`FleetError::Broken`].
 pub fn run(scenario: &Scenario, seed: u64) -> Result<Report, FleetError> {
     sim::Simulation::new(scenario, seed)?.run()
+}
+
+/// Runs a scenario until `watch` has seen enough, or to its end.
+///
+/// A run that was ended early has no checks of its end. With `exact`, gates are
+/// told the tokens of each prompt instead of reading a text: no estimator is as
+/// good as that, and real gateways cannot have it.
+pub fn watch(
+    scenario: &Scenario,
+    seed: u64,
+    exact: bool,
+    watch: &mut dyn Watch,
+) -> Result<Report, FleetError> {
+    sim::Simulation::new(scenario, seed)?.watched(exact, watch).run()
 }

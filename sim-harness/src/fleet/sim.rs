@@ -15,6 +15,7 @@ use super::report::Report;
 use super::scenario::{Arrivals, FleetError, Scenario};
 use super::source::{Ask, Stream, WORKERS};
 use super::texts::Prepared;
+use super::watch::{Fate, Watch};
 use crate::SECOND;
 use crate::engine::{Finished, JobId};
 use crate::histogram::Histogram;
@@ -70,7 +71,7 @@ pub(super) enum Stage {
         /// Which one.
         worker: u32,
         /// What was decided but for its admission.
-        opened: Opened,
+        opened: Box<Opened>,
     },
     /// A replica has it.
     Up(Up),
@@ -117,6 +118,10 @@ pub(super) struct Simulation<'a> {
     pub(super) tenant_books: Vec<TenantBook>,
     pub(super) tenant_names: Vec<String>,
     pub(super) errors: Histogram,
+    /// Gates are told tokens instead of texts.
+    pub(super) exact: bool,
+    watch: Option<&'a mut dyn Watch>,
+    enough: bool,
 }
 
 pub(super) fn broken(what: impl Into<String>) -> FleetError {
@@ -174,9 +179,25 @@ impl<'a> Simulation<'a> {
             tenant_books: vec![TenantBook::default(); tenant_names.len()],
             tenant_names,
             errors: Histogram::default(),
+            exact: false,
+            watch: None,
+            enough: false,
         };
         simulation.start();
         Ok(simulation)
+    }
+
+    /// Tells `watch` of every request that ends.
+    pub(super) fn watched(mut self, exact: bool, watch: &'a mut dyn Watch) -> Self {
+        self.exact = exact;
+        self.watch = Some(watch);
+        self
+    }
+
+    pub(super) fn tell(&mut self, fate: &Fate) {
+        if let Some(watch) = &mut self.watch {
+            self.enough |= !watch.ended(fate);
+        }
     }
 
     fn start(&mut self) {
@@ -270,6 +291,9 @@ impl<'a> Simulation<'a> {
             // Whoever is let go may end at once, and let the next one go.
             while let Some(worker) = self.polls.pop() {
                 self.release(worker)?;
+            }
+            if self.enough {
+                return Ok(Report::new(&self));
             }
         }
         self.finish()
