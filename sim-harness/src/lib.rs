@@ -11,6 +11,7 @@
 //! - [`histogram`]: many numbers in little memory.
 //! - [`kernels`]: times of single GPU kernels, from a sweep or a data sheet.
 //! - [`fleet`]: gateways with the core's own gate in front of pools of replicas.
+//! - [`plan`]: how many GPUs a load needs, in one pool and in several.
 //! - [`texts`]: real texts of several kinds, and how many tokens they are.
 //! - [`rng`]: the one seeded source of randomness.
 //!
@@ -20,6 +21,7 @@ pub mod engine;
 pub mod fleet;
 pub mod histogram;
 pub mod kernels;
+pub mod plan;
 pub mod rng;
 pub mod texts;
 pub mod validate;

@@ -5,6 +5,7 @@
 //!   them.
 //! - [`calibrate`]: scores of the estimators on known token counts.
 //! - [`demo`]: pools, a real Envoy and load, all on this machine.
+//! - [`plan`]: the planner's simulations on threads.
 //! - [`scenario`]: files that say what fleet to simulate.
 //! - [`text`]: real text of an exact token length.
 //! - [`tokenizer`]: published vocabularies, embedded.
@@ -24,6 +25,7 @@ pub mod fields;
 pub mod files;
 pub mod hardware;
 pub mod interrupt;
+pub mod plan;
 pub mod prior;
 pub mod progress;
 pub mod replay;

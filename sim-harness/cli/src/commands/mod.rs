@@ -4,6 +4,7 @@ mod calibrate;
 mod demo;
 mod engine;
 mod kernels;
+mod plan;
 mod prior;
 mod replay;
 mod run;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 use tidegate_sim::fleet::FleetError;
 use tidegate_sim::kernels::{CsvError, StoreError};
+use tidegate_sim::plan::PlanError;
 
 use crate::calibrate::CalibrateError;
 use crate::demo::DemoError;
@@ -53,6 +55,9 @@ enum Command {
     /// Run gateways with the filter's policy, pools and tenants' clients, in
     /// virtual time.
     Run(run::Args),
+    /// How many GPUs a load needs: in one pool, in one well-tuned pool, and in
+    /// several with Tidegate before them.
+    Plan(Box<plan::Args>),
     /// Pools, a real Envoy with the filter, and load, all on this machine.
     Demo(demo::Args),
     /// Times of single GPU kernels: fit them, and score them against a sweep.
@@ -94,6 +99,8 @@ pub enum CommandError {
     Scenario(ScenarioError),
     /// The simulation of a fleet.
     Fleet(FleetError),
+    /// The plan of a fleet.
+    Plan(PlanError),
     /// A table; carries the flag that named it.
     Csv(&'static str, CsvError),
     /// No data sheet has this name.
@@ -146,6 +153,7 @@ impl fmt::Display for CommandError {
             Self::Engine(error) => error.fmt(f),
             Self::Scenario(error) => error.fmt(f),
             Self::Fleet(error) => error.fmt(f),
+            Self::Plan(error) => error.fmt(f),
             Self::Csv(flag, error) => write!(f, "{flag}: {error}"),
             Self::UnknownGpu { name, known } => {
                 write!(f, "--gpu: found {name:?}, allowed is one of {known}, or one of --gpus")
@@ -203,6 +211,7 @@ impl Cli {
             Command::Demo(args) => args.run().await,
             Command::Engine(args) => args.run(),
             Command::Run(args) => args.run(),
+            Command::Plan(args) => args.run(),
             Command::Kernels(args) => args.run(),
             Command::Step(args) => args.run(),
             Command::Validate(args) => args.run(),

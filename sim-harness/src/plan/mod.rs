@@ -1,0 +1,32 @@
+//! How many GPUs a load needs: in one pool, in one well-tuned pool, in several
+//! with Tidegate before them, and with lengths that nobody can know.
+//!
+//! ```text
+//! Question ─► formulas ─► first counts ─► fleet simulations (Runner) ─► Plan
+//! ```
+//!
+//! The simulations are [`crate::fleet`]'s: the core's own gate decides. Nothing
+//! here starts a thread: whoever plans brings a [`Runner`], which gets batches of
+//! independent [`Trial`]s. What the batches are does not depend on how many run
+//! at once. What is shown and what is left out: `docs/plan.md`.
+
+mod analytic;
+mod answer;
+mod emit;
+mod make;
+mod price;
+mod print;
+mod question;
+mod search;
+#[cfg(test)]
+mod tests;
+mod trial;
+
+pub use analytic::{Guess, PoolGuess};
+pub use answer::{Alternative, AtRate, Candidate, Plan, Sized, Verified};
+pub use emit::PoolPlan;
+pub use make::plan;
+pub use price::{Price, PriceLine};
+pub use question::{Effort, PlanError, Question, Shape, Slo, Source};
+pub use search::Scale;
+pub use trial::{Allowed, Bench, Layout, Outcome, Runner, Serial, Tally, Trial};

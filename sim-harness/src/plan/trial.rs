@@ -1,0 +1,340 @@
+//! One simulation of one fleet: how many of its requests miss what was promised.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tidegate::config::Config;
+
+use super::question::{PlanError, Question, Shape};
+use crate::SECOND;
+use crate::engine::{Rounded, StepTime, Work};
+use crate::fleet::{self, Arrivals, Dispatch, Fate, Gateways, LengthSource, Pool, Scenario, Watch};
+use crate::histogram::Histogram;
+use crate::kernels::{Asked, Execution, Fit, HostTime, Pricing, Profiles, shipped};
+use crate::rng::Pcg;
+use crate::texts::Kind;
+use crate::workload::{CapPolicy, Request};
+
+/// The stream of a seed that draws rows of a trace.
+const ROWS: u64 = 6;
+
+/// Pools, smallest window first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// One for each pool.
+    pub shapes: Vec<Shape>,
+    /// What stands in for a cap that a client does not name.
+    pub reserve: u32,
+    /// The gate knows the true lengths, and so does the engine.
+    pub oracle: bool,
+}
+
+/// Names of so many pools, smallest first.
+pub(super) fn names(count: usize) -> &'static [&'static str] {
+    match count {
+        0 | 1 => &["all"],
+        2 => &["short", "long"],
+        _ => &["short", "middle", "long"],
+    }
+}
+
+impl Layout {
+    /// The document for the gateways.
+    pub fn document(&self) -> Value {
+        let pools = self.shapes.iter().zip(names(self.shapes.len()));
+        let pools: Vec<Value> = pools
+            .map(|(shape, name)| {
+                json!({"name": name, "cluster": name, "max_model_len": shape.window})
+            })
+            .collect();
+        json!({
+            "version": 1,
+            "output_reserve": self.reserve,
+            "models": [{"match": "*", "pools": pools}],
+            "default_pool": names(self.shapes.len()).last(),
+        })
+    }
+}
+
+/// How many requests of one pool may come late, or slowly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// First tokens after the promise.
+    pub late: u64,
+    /// Answers slower than the promise.
+    pub slow: u64,
+}
+
+impl Allowed {
+    /// Whatever happens.
+    pub(super) const ALL: Self = Self { late: u64::MAX, slow: u64::MAX };
+}
+
+/// One simulation to run. Equal trials have equal outcomes, wherever they run.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    pub(super) question: Arc<Question>,
+    pub(super) layout: Layout,
+    /// Of each pool.
+    pub(super) replicas: Vec<u32>,
+    /// Requests a second.
+    pub(super) rate: f64,
+    /// Requests before those that count.
+    pub(super) warm: u64,
+    /// Requests that count.
+    pub(super) measured: u64,
+    pub(super) seed: u64,
+    /// The run ends as soon as each pool has more than these; nothing for a pool
+    /// that is of no interest.
+    pub(super) allowed: Vec<Option<Allowed>>,
+}
+
+/// What one pool's requests came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tally {
+    /// Answered here.
+    pub requests: u64,
+    /// First tokens after the promise.
+    pub late: u64,
+    /// Answers slower than the promise.
+    pub slow: u64,
+    /// Answers cut short by the window: late and slow, whatever they were.
+    pub truncated: u64,
+    /// Refused by a smaller pool for their length.
+    pub retried: u64,
+    /// Nanoseconds.
+    pub(super) ttft: Histogram,
+    pub(super) tpot: Histogram,
+}
+
+/// What a trial came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// One for each pool, as the layout has them.
+    pub pools: Vec<Tally>,
+    /// Requests that were not answered: refused for their length.
+    pub lost: u64,
+    /// All requests that count have ended: nothing was cut off.
+    pub whole: bool,
+    /// Mean share of the KV cache in use, of each pool.
+    pub kv: Vec<f64>,
+    /// Times that a request made room for others.
+    pub preemptions: u64,
+}
+
+impl Outcome {
+    /// The figures of all requests; nothing where a figure does not exist.
+    pub(super) fn p99(&self, of: impl Fn(&Tally) -> &Histogram, all: u64) -> Option<f64> {
+        let mut sum = Histogram::default();
+        for tally in &self.pools {
+            sum.merge(of(tally));
+        }
+        // Answers of one token have no time between tokens: they are fast.
+        let rank = all - all / 100;
+        let (known, answered) = (sum.count(), self.pools.iter().map(|t| t.requests).sum::<u64>());
+        let without = answered - known;
+        if rank > answered || !self.whole {
+            return None;
+        }
+        let rank = rank.saturating_sub(without).max(1);
+        Some(sum.quantile(rank as f64 / known.max(1) as f64) as f64 / SECOND as f64)
+    }
+}
+
+/// Counts what the requests of a trial come to.
+struct Judge<'a> {
+    trial: &'a Trial,
+    /// Of each place among the document's pools by name, the layout's.
+    order: Vec<usize>,
+    slo: (u64, u64),
+    pools: Vec<Tally>,
+    lost: u64,
+    ended: u64,
+}
+
+impl Watch for Judge<'_> {
+    fn ended(&mut self, fate: &Fate) -> bool {
+        let Self { trial, .. } = self;
+        if fate.nth <= trial.warm || fate.nth > trial.warm + trial.measured {
+            return true;
+        }
+        self.ended += 1;
+        let place = fate.pool.and_then(|place| self.order.get(place)).copied();
+        if let Some(tally) = place.and_then(|place| self.pools.get_mut(place)) {
+            tally.requests += 1;
+            tally.late += u64::from(fate.truncated || fate.first_token > self.slo.0);
+            let slow = fate.per_token.is_some_and(|time| time > self.slo.1);
+            tally.slow += u64::from(fate.truncated || slow);
+            tally.truncated += u64::from(fate.truncated);
+            tally.retried += u64::from(fate.retried);
+            tally.ttft.add(fate.first_token);
+            if let Some(time) = fate.per_token {
+                tally.tpot.add(time);
+            }
+        } else {
+            self.lost += 1;
+        }
+        let failed = |(tally, allowed): (&Tally, &Option<Allowed>)| {
+            allowed.is_none_or(|most| tally.late > most.late || tally.slow > most.slow)
+        };
+        let hopeless = self.pools.iter().zip(&trial.allowed).all(failed);
+        self.ended < trial.measured && !hopeless
+    }
+}
+
+/// Step times that are made once, for the trials of one thread.
+#[derive(Default)]
+pub struct Bench {
+    fits: Vec<Fit>,
+    times: BTreeMap<(u32, u32), Rc<dyn StepTime>>,
+}
+
+/// A step time of a bench.
+struct Lent(Rc<dyn StepTime>);
+
+impl StepTime for Lent {
+    fn step(&self, work: &Work<'_>) -> u64 {
+        self.0.step(work)
+    }
+
+    fn together(&self, ranks: &[Work<'_>]) -> u64 {
+        self.0.together(ranks)
+    }
+}
+
+impl Bench {
+    /// The step time of a replica. One bench serves one question.
+    pub(super) fn time(
+        &mut self,
+        question: &Question,
+        shape: Shape,
+    ) -> Result<Rc<dyn StepTime>, PlanError> {
+        let key = (shape.seats, shape.batched);
+        if let Some(time) = self.times.get(&key) {
+            return Ok(Rc::clone(time));
+        }
+        if self.fits.is_empty() {
+            self.fits = shipped();
+        }
+        let Question { gpu, deployment, window, .. } = question;
+        let ranks = if deployment.ep > 1 { deployment.dp } else { 1 };
+        let asked = Asked {
+            gpu: &gpu.name,
+            deployment: *deployment,
+            execution: Execution::vllm(shape.batched, shape.seats, *window),
+            host: HostTime::vllm(true, deployment.tp, ranks),
+        };
+        let gpus = std::slice::from_ref(gpu);
+        let profiles = Profiles { fits: &self.fits, gpus, ..Profiles::default() };
+        let priced = profiles.price(&asked, Pricing::Model);
+        let priced = priced.map_err(|error| PlanError::Question("gpu", error.to_string()))?;
+        let time: Rc<dyn StepTime> = Rc::new(Rounded::new(priced.time));
+        self.times.insert(key, Rc::clone(&time));
+        Ok(time)
+    }
+}
+
+impl Trial {
+    fn scenario(&self, bench: &mut Bench) -> Result<Scenario, PlanError> {
+        let question = &*self.question;
+        let document = self.layout.document().to_string();
+        let config = Config::parse(document.as_bytes())
+            .map_err(|error| PlanError::Question("pools", error.to_string()))?;
+        let all = self.layout.shapes.iter().zip(&self.replicas);
+        let mut pools = Vec::new();
+        for ((shape, replicas), name) in all.zip(names(self.layout.shapes.len())) {
+            pools.push(Pool {
+                name: (*name).to_owned(),
+                replicas: *replicas,
+                dispatch: Dispatch::LeastLoaded,
+                engine: question.engine(*shape),
+                ranks: question.deployment.dp,
+                time: Box::new(Lent(bench.time(question, *shape)?)),
+            });
+        }
+        // Drawn anew for each seed, so that seeds differ in lengths too.
+        let rows = question
+            .lengths
+            .sample((self.warm + self.measured) as usize, &mut Pcg::new(self.seed, ROWS));
+        let row = |(input_tokens, output_tokens)| Request {
+            arrival: 0,
+            input_tokens,
+            output_tokens,
+            cap: None,
+        };
+        let lengths = LengthSource::Trace(rows.into_iter().map(row).collect());
+        let source = fleet::Source {
+            tenant: "all".into(),
+            model: "m".into(),
+            path: "/v1/chat/completions".into(),
+            texts: vec![(Kind::English, 2), (Kind::Python, 1), (Kind::German, 1), (Kind::Json, 1)],
+            lengths,
+            arrivals: Arrivals::Open { rate: self.rate, cv: question.cv },
+            caps: if self.layout.oracle { CapPolicy::Actual } else { question.caps },
+            start: 0,
+            stop: u64::MAX,
+            timeout: None,
+            retries: 0,
+        };
+        Ok(Scenario {
+            config: Arc::new(config),
+            gateways: Gateways { count: 1, workers: 2, retry_too_long: true },
+            pools,
+            sources: vec![source],
+            // Load goes on until all that count have ended.
+            end: u64::MAX / 4,
+            drain: 0,
+            warm_up: 0,
+        })
+    }
+
+    /// Runs it.
+    pub fn run(&self, bench: &mut Bench) -> Result<Outcome, PlanError> {
+        let scenario = self.scenario(bench)?;
+        let names = names(self.layout.shapes.len());
+        let place = |name: &String| names.iter().position(|one| one == name).unwrap_or(0);
+        let order: Vec<usize> = scenario.config.pool_names.iter().map(place).collect();
+        let nanos = |seconds: f64| (seconds * SECOND as f64) as u64;
+        let slo = self.question.slo;
+        let mut judge = Judge {
+            trial: self,
+            order,
+            slo: (nanos(slo.ttft_p99), nanos(slo.tpot_p99)),
+            pools: vec![Tally::default(); names.len()],
+            lost: 0,
+            ended: 0,
+        };
+        // Where there is one pool nothing hangs on what the gate estimates.
+        let exact = self.layout.oracle || names.len() == 1;
+        let report = fleet::watch(&scenario, self.seed, exact, &mut judge)?;
+        let kv = |name: &&str| {
+            report.pools.iter().find(|pool| pool.name == **name).map_or(0.0, |pool| pool.kv_mean)
+        };
+        Ok(Outcome {
+            kv: names.iter().map(kv).collect(),
+            preemptions: report.pools.iter().map(|pool| pool.preemptions).sum(),
+            whole: judge.ended == self.measured,
+            pools: judge.pools,
+            lost: judge.lost,
+        })
+    }
+}
+
+/// Who runs trials. Outcomes are in the trials' order, and do not depend on how
+/// many run at once.
+pub trait Runner {
+    /// Runs all of them.
+    fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError>;
+}
+
+/// Runs one after the other.
+#[derive(Default)]
+pub struct Serial(Bench);
+
+impl Runner for Serial {
+    fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {
+        trials.iter().map(|trial| trial.run(&mut self.0)).collect()
+    }
+}
