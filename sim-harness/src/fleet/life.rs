@@ -82,7 +82,7 @@ impl Simulation<'_> {
             return self.go_up(place, worker, &ask, opened);
         }
         if let Some(Some(live)) = self.live.get_mut(place as usize) {
-            live.stage = Stage::Held { worker, opened: Box::new(opened) };
+            live.stage = Stage::Held { worker, opened };
         }
         if let Some(book) = self.book(source) {
             book.held += 1;
@@ -143,7 +143,7 @@ impl Simulation<'_> {
                 book.waited.add(waited.as_nanos());
             }
             match admission::enter(&mut opened.ticket, admission) {
-                Admitted::Passes => self.go_up(place, worker, &ask, *opened)?,
+                Admitted::Passes => self.go_up(place, worker, &ask, opened)?,
                 Admitted::Refused { cause, retry_after } => {
                     self.refused(place, cause, retry_after)?;
                 }

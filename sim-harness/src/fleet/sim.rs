@@ -71,7 +71,7 @@ pub(super) enum Stage {
         /// Which one.
         worker: u32,
         /// What was decided but for its admission.
-        opened: Box<Opened>,
+        opened: Opened,
     },
     /// A replica has it.
     Up(Up),
