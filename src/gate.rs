@@ -13,7 +13,7 @@ use crate::pool::{self, Budget, Fit, Load, Output};
 use crate::request::{Api, Cap, Media, RequestFacts, Scanner};
 use crate::share::Slots;
 use crate::tenant::{
-    Admission, Ask, Entitlement, HOLD_TICK, Hold, Ledger, Need, Queue, Released, Settled, Used,
+    Actual, Admission, Ask, Entitlement, HOLD_TICK, Hold, Ledger, Need, Queue, Released, Settled,
 };
 use crate::time::{Instant, Span};
 use crate::usage::Overflow;
@@ -242,7 +242,7 @@ impl Gate {
     /// Looks at the pools' loads: a request whose pool is under pressure goes to
     /// another that holds it and has room, and thresholds may have moved. To be
     /// called between [`open`](Self::open) and [`admit`](Self::admit), if
-    /// [`Config::moves`].
+    /// [`Config::uses_load`].
     pub fn place(
         &self,
         now: Instant,
@@ -378,11 +378,11 @@ impl Gate {
         let used = ticket.used(answer);
         settlement.tokens = used.and_then(|used| used.tokens());
         settlement.charged = reservation.and_then(|reservation| {
-            let actual = used.map_or(0, |used| used.charge(&reservation));
+            let charge = used.map_or(0, |used| used.charge(&reservation));
             let (tenant, reserved) = (reservation.tenant().cloned(), reservation.reserved());
-            let used = Used { charge: actual, tokens: settlement.tokens.unwrap_or(0) };
-            let settled = self.ledger.settle(slots, now, *reservation, used);
-            Some(Charged { tenant: tenant?, reserved, actual, settled })
+            let actual = Actual { charge, tokens: settlement.tokens.unwrap_or(0) };
+            let settled = self.ledger.settle(slots, now, *reservation, actual);
+            Some(Charged { tenant: tenant?, reserved, actual: charge, settled })
         });
         settlement
     }

@@ -43,6 +43,24 @@ impl Slots for NoSlots {
     }
 }
 
+/// Memory of one thread, for drivers whose workers take turns: simulators and
+/// tests. Nothing in it is ever contended.
+#[derive(Clone, Debug, Default)]
+pub struct LocalSlots(pub BTreeMap<String, Vec<u8>>);
+
+impl Slots for LocalSlots {
+    fn update(&mut self, name: &str, change: &mut Change<'_>) -> Updated {
+        if let Some(content) = self.0.get_mut(name) {
+            if let Some(new) = change(Some(content)) {
+                *content = new;
+            }
+        } else if let Some(new) = change(None) {
+            self.0.insert(name.to_owned(), new);
+        }
+        Updated::Done
+    }
+}
+
 /// A slot's content (`None` if the slot does not exist) becomes its new
 /// content (`None` to leave it alone). May run several times.
 pub type Change<'a> = dyn FnMut(Option<&[u8]>) -> Option<Vec<u8>> + 'a;

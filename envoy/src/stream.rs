@@ -154,7 +154,7 @@ impl Stream {
         let Instance { config, metrics, worker, .. } = instance;
         let (now, slots) = (host::now, &mut SharedData);
         let (mut ticket, mut decision) = worker.borrow().gate.open(settings, body);
-        if config.moves {
+        if config.uses_load {
             worker.borrow().gate.place(now(), slots, config, &mut ticket, &mut decision);
         }
         let pool = Arc::clone(&decision.pool);

@@ -23,6 +23,7 @@ pub mod histogram;
 pub mod kernels;
 pub mod plan;
 pub mod rng;
+pub mod table;
 pub mod texts;
 pub mod validate;
 pub mod workload;

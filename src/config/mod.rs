@@ -74,8 +74,8 @@ pub struct Config {
     pub pool_names: Vec<String>,
     /// What pools can do, of those that say so, sorted by name.
     pub capacities: Vec<Arc<Capacity>>,
-    /// Requests may go to another pool than by the thresholds.
-    pub moves: bool,
+    /// Which pool a request goes to depends on their loads, too.
+    pub uses_load: bool,
     /// What was odd.
     pub warnings: Vec<Warning>,
     base: Arc<Settings>,
@@ -174,7 +174,7 @@ impl Config {
             narrow_accept_encoding: read("accept_encoding")
                 .map_or(Ok(false), |node| node.word(&[("keep", false), ("narrow", true)]))?,
             capacities: capacities("tenants", reserve, &pools, entitlements)?,
-            moves: every()
+            uses_load: every()
                 .flat_map(|settings| &settings.models)
                 .flat_map(|model| &model.pools)
                 .any(|pool| pool.spill.is_some() || pool.threshold_range.is_some()),

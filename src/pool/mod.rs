@@ -2,7 +2,7 @@
 
 mod spill;
 
-pub use spill::{Load, Spill, SpillLaw, ThresholdRange, follow, place};
+pub use spill::{Load, Spill, SpillLaw, ThresholdRange, adapt_threshold, place};
 
 use crate::config::{Model, OutputReserve, Pool};
 use crate::estimate::Estimate;

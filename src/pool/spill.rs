@@ -81,7 +81,7 @@ pub struct Load {
     /// So much pressure a request of the tokens in question would add.
     pub adds: u64,
     /// It takes others' requests up to this pressure.
-    pub takes: u64,
+    pub takes_until: u64,
     /// Its threshold, if that is not the configured one.
     pub threshold: Option<u64>,
 }
@@ -109,7 +109,7 @@ pub fn place<'a>(
     let room = others.filter(|(_, pool)| fit <= pool.max_model_len).filter_map(|(at, pool)| {
         let load = load(at)?;
         let after = load.pressure.saturating_add(load.adds);
-        (!load.spills && after <= load.takes).then_some((after, pool))
+        (!load.spills && after <= load.takes_until).then_some((after, pool))
     });
     let least = room.min_by_key(|(after, _)| *after);
     Some(least.map_or((own, false), |(_, pool)| (pool, true)))
@@ -117,7 +117,7 @@ pub fn place<'a>(
 
 /// A threshold a tick later: it moves by a fiftieth towards the pool under less
 /// pressure, if the two differ by more than a tenth of their capacity.
-pub fn follow(threshold: u64, range: ThresholdRange, own: u64, larger: u64) -> u64 {
+pub fn adapt_threshold(threshold: u64, range: ThresholdRange, own: u64, larger: u64) -> u64 {
     let step = (threshold / 50).max(1);
     let moved = if own.saturating_add(100) < larger {
         threshold.saturating_add(step)
@@ -157,7 +157,7 @@ mod tests {
     }
 
     fn load(pressure: u64, spills: bool) -> Load {
-        Load { pressure, spills, adds: 10, takes: 900, ..Load::default() }
+        Load { pressure, spills, adds: 10, takes_until: 900, ..Load::default() }
     }
 
     fn model() -> Model {
@@ -191,11 +191,11 @@ mod tests {
     #[test]
     fn a_threshold_moves_to_where_there_is_room() {
         let range = ThresholdRange { min: 1000, max: 8000 };
-        assert_eq!(follow(5000, range, 300, 401), 5100);
-        assert_eq!(follow(5000, range, 401, 300), 4900);
-        assert_eq!(follow(5000, range, 300, 400), 5000);
-        assert_eq!(follow(1005, range, 900, 0), 1000);
-        assert_eq!(follow(7990, range, 0, 900), 8000);
+        assert_eq!(adapt_threshold(5000, range, 300, 401), 5100);
+        assert_eq!(adapt_threshold(5000, range, 401, 300), 4900);
+        assert_eq!(adapt_threshold(5000, range, 300, 400), 5000);
+        assert_eq!(adapt_threshold(1005, range, 900, 0), 1000);
+        assert_eq!(adapt_threshold(7990, range, 0, 900), 8000);
         let moved = Some(Load { threshold: Some(2999), ..Load::default() });
         assert_eq!(name(3000, &[moved, None, None]), "32768");
         assert_eq!(name(2999, &[moved, None, None]), "8192");
@@ -214,7 +214,7 @@ mod tests {
         ) {
             let loads: Vec<Option<Load>> = loads.into_iter().map(|one| {
                 one.map(|(pressure, spills, adds, threshold)| {
-                    Load { pressure, spills, adds, takes: 900, threshold, ..Load::default() }
+                    Load { pressure, spills, adds, takes_until: 900, threshold, ..Load::default() }
                 })
             }).collect();
             let model = model();

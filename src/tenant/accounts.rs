@@ -15,7 +15,7 @@ pub const POOLS_MAX: usize = 64;
 /// What a request is measured by: the tenant's limits and, by the hash of the
 /// pool's name, those in its pool.
 #[derive(Clone, Copy, Debug)]
-pub struct Both<'a> {
+pub struct RequestLimits<'a> {
     /// Over all pools.
     pub all: &'a Limits,
     /// In the request's pool.
@@ -24,12 +24,12 @@ pub struct Both<'a> {
 
 /// What an open request holds in the accounts of its tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldBoth {
+pub struct HeldCharges {
     all: Held,
     pool: Option<(u64, Held)>,
 }
 
-impl HeldBoth {
+impl HeldCharges {
     /// What it was charged.
     pub fn reserved(&self) -> u64 {
         self.all.reserved()
@@ -49,11 +49,11 @@ impl Accounts {
     /// Charges a request, if every limit covers it.
     pub fn admit(
         &mut self,
-        limits: Both<'_>,
+        limits: RequestLimits<'_>,
         now: Instant,
         incarnation: u64,
         need: Need,
-    ) -> Result<HeldBoth, Refused> {
+    ) -> Result<HeldCharges, Refused> {
         self.check(limits, now, need)?;
         let unknown = Refused { limit: Limit::Workers, short: Short::Until(EXPIRY) };
         let pool = match limits.pool {
@@ -70,12 +70,17 @@ impl Accounts {
         {
             account.settle(now, held, 0);
         }
-        Ok(HeldBoth { all: all.ok_or(unknown)?, pool })
+        Ok(HeldCharges { all: all.ok_or(unknown)?, pool })
     }
 
     /// Whether every limit covers a request; charges nothing. If both refuse,
     /// the one that lasts longer is told.
-    pub fn check(&mut self, limits: Both<'_>, now: Instant, need: Need) -> Result<(), Refused> {
+    pub fn check(
+        &mut self,
+        limits: RequestLimits<'_>,
+        now: Instant,
+        need: Need,
+    ) -> Result<(), Refused> {
         let all = self.all.check(limits.all, now, need);
         let unknown = Refused { limit: Limit::Workers, short: Short::Until(EXPIRY) };
         let pool = limits.pool.map_or(Ok(()), |(key, limits)| {
@@ -88,7 +93,7 @@ impl Accounts {
     }
 
     /// Ends a request that used `actual` of what it was charged.
-    pub fn settle(&mut self, now: Instant, held: &HeldBoth, actual: u64) -> Settled {
+    pub fn settle(&mut self, now: Instant, held: &HeldCharges, actual: u64) -> Settled {
         let mut settled = self.all.settle(now, &held.all, actual);
         if let Some((key, held)) = &held.pool
             && let Some((_, account)) = self.pools.iter_mut().find(|(known, _)| known == key)
@@ -102,7 +107,7 @@ impl Accounts {
 
     /// Gives back a part of what an open request holds, as [`Account::lower`]
     /// does.
-    pub fn lower(&mut self, now: Instant, held: &mut HeldBoth, need: Need) -> Settled {
+    pub fn lower(&mut self, now: Instant, held: &mut HeldCharges, need: Need) -> Settled {
         let mut settled = self.all.lower(now, &mut held.all, need);
         if let Some((key, held)) = &mut held.pool
             && let Some((_, account)) = self.pools.iter_mut().find(|(known, _)| known == key)
@@ -186,7 +191,7 @@ mod tests {
         let (all, short, long) = (limits(100, 9), limits(80, 9), limits(10, 9));
         let mut accounts = Accounts::default();
         let now = Instant::default();
-        let both = |key, pool| Both { all: &all, pool: Some((key, pool)) };
+        let both = |key, pool| RequestLimits { all: &all, pool: Some((key, pool)) };
         let held = accounts.admit(both(1, &long), now, 7, need(100)).unwrap();
         // The long pool's share is used up; the short one's is not.
         let before = accounts.clone();
@@ -205,7 +210,7 @@ mod tests {
         assert_eq!((tokens, requests), (860, 2));
         // Of two refusals the longer is told.
         let wait = |key, limits, charge| {
-            let both = Both { all: &all, pool: Some((key, limits)) };
+            let both = RequestLimits { all: &all, pool: Some((key, limits)) };
             accounts.clone().check(both, now, need(charge)).unwrap_err().short
         };
         assert_eq!(wait(1, &long, 100), Short::Until(Span::from_secs(10)));
@@ -218,7 +223,7 @@ mod tests {
     fn what_a_pool_s_account_holds_is_lowered_and_expires_as_well() {
         let (all, pool) = (limits(100, 9), limits(50, 9));
         let (mut accounts, now) = (Accounts::default(), Instant::default());
-        let both = Both { all: &all, pool: Some((1, &pool)) };
+        let both = RequestLimits { all: &all, pool: Some((1, &pool)) };
         let mut held = accounts.admit(both, now, 7, need(400)).unwrap();
         assert!(accounts.check(both, now, need(200)).is_err());
         accounts.lower(now, &mut held, need(100));
@@ -233,8 +238,8 @@ mod tests {
         let (all, pool) = (limits(1000, 900), limits(10, 1));
         let mut accounts = Accounts::default();
         let now = Instant::default();
-        let both = |key| Both { all: &all, pool: Some((key, &pool)) };
-        let held: Vec<HeldBoth> = (0..POOLS_MAX as u64)
+        let both = |key| RequestLimits { all: &all, pool: Some((key, &pool)) };
+        let held: Vec<HeldCharges> = (0..POOLS_MAX as u64)
             .map(|key| accounts.admit(both(key), now, 7, need(10)).unwrap())
             .collect();
         // One too many is refused, and nothing is charged for it.
@@ -256,7 +261,7 @@ mod tests {
             let _ = Accounts::decode(0, &bytes);
             let all = limits(10, 3);
             let mut accounts = Accounts::default();
-            let both = Both { all: &all, pool: Some((1, &all)) };
+            let both = RequestLimits { all: &all, pool: Some((1, &all)) };
             accounts.admit(both, Instant::default(), 1, need(9)).unwrap();
             let mut whole = accounts.encode(0);
             whole.truncate(cut);

@@ -1,7 +1,7 @@
 //! What one tenant was promised.
 
 use super::account::{Limits, Need};
-use super::pool::Who;
+use super::pool::Contender;
 use crate::config::TenantClass;
 use crate::estimate::hash;
 use crate::pool::Budget;
@@ -104,8 +104,8 @@ impl Entitlement {
     }
 
     /// As pools know it.
-    pub fn who(&self) -> Who {
-        Who { key: self.key(), class: self.class, weight: self.weight }
+    pub fn who(&self) -> Contender {
+        Contender { key: self.key(), class: self.class, weight: self.weight }
     }
 
     /// Its limits in the pool whose name has this hash, if it has any there.

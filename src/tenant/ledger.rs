@@ -7,10 +7,10 @@
 //! there: no configuration fills a bucket.
 
 use super::account::{Need, Settled};
-use super::accounts::{Accounts, Both, HeldBoth};
+use super::accounts::{Accounts, HeldCharges, RequestLimits};
 use super::entitlement::Entitlement;
 use super::outcome::{Admission, Cause, Refusal, Standing, Status};
-use super::pool::{Capacity, PoolAccount, Taken, Who};
+use super::pool::{Capacity, Contender, PoolAccount, Taken};
 use super::slot::{self, Content};
 use crate::config::{Pool, TenantClass};
 use crate::estimate::hash;
@@ -33,7 +33,7 @@ pub struct Ask {
     /// Whose it is.
     pub tenant: Arc<Entitlement>,
     /// The same, as pools know it.
-    pub who: Who,
+    pub who: Contender,
     /// Hash of its pool's name.
     pub pool: u64,
     /// What its pool can do, if that is known.
@@ -49,8 +49,8 @@ impl Ask {
         self.tenant.suspended() || in_pool.is_some_and(|(_, limits)| limits.suspend())
     }
 
-    fn limits(&self) -> Both<'_> {
-        Both { all: &self.tenant.limits, pool: self.tenant.limits_in(self.pool) }
+    fn limits(&self) -> RequestLimits<'_> {
+        RequestLimits { all: &self.tenant.limits, pool: self.tenant.limits_in(self.pool) }
     }
 }
 
@@ -58,7 +58,7 @@ impl Ask {
 /// to [`Ledger::settle`].
 #[derive(Debug)]
 pub struct Reservation {
-    tenant: Option<(Arc<Entitlement>, HeldBoth)>,
+    tenant: Option<(Arc<Entitlement>, HeldCharges)>,
     pool: Option<(Arc<Capacity>, Taken)>,
 }
 
@@ -76,7 +76,7 @@ impl Reservation {
 
 /// What a request used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct Actual {
     /// What it is charged, by its tenant's weights.
     pub charge: u64,
     /// Its tokens.
@@ -99,7 +99,7 @@ pub struct Ledger {
     /// Who reserves: a number that no other worker has or had.
     incarnation: u64,
     /// Settlements that are still to be made, in part or whole.
-    pending: Vec<(Reservation, Used)>,
+    pending: Vec<(Reservation, Actual)>,
     lost: u64,
     /// When this worker last looked, and since when it has looked often enough
     /// to tell who is dead.
@@ -245,7 +245,7 @@ impl Ledger {
             let larger = means.iter().find(|(name, _)| **name == larger.name);
             if let (Some(range), Some((_, larger))) = (own.threshold_range, larger) {
                 self.change(slots, hash(own.name.as_bytes()), |pool: &mut PoolAccount| {
-                    pool.follow(own.threshold, range, *larger);
+                    pool.adapt(own.threshold, range, *larger);
                     true
                 });
             }
@@ -313,8 +313,8 @@ impl Ledger {
         pool: Option<(Arc<Capacity>, Taken)>,
     ) {
         let mut rest = Reservation { tenant: None, pool };
-        self.try_settle(slots, now, &mut rest, Used::default());
-        self.keep(rest, Used::default());
+        self.try_settle(slots, now, &mut rest, Actual::default());
+        self.keep(rest, Actual::default());
     }
 
     /// A held request of the tenant was refused: it is expected back.
@@ -372,11 +372,11 @@ impl Ledger {
         slots: &mut dyn Slots,
         now: Instant,
         reservation: Reservation,
-        used: Used,
+        actual: Actual,
     ) -> Option<Settled> {
         let mut reservation = reservation;
-        let settled = self.try_settle(slots, now, &mut reservation, used);
-        self.keep(reservation, used);
+        let settled = self.try_settle(slots, now, &mut reservation, actual);
+        self.keep(reservation, actual);
         settled
     }
 
@@ -386,12 +386,12 @@ impl Ledger {
         slots: &mut dyn Slots,
         now: Instant,
         reservation: &mut Reservation,
-        used: Used,
+        actual: Actual,
     ) -> Option<Settled> {
         let mut settled = None;
         if let Some((tenant, held)) = &reservation.tenant {
             let updated = self.change(slots, tenant.key(), |accounts: &mut Accounts| {
-                settled = Some(accounts.settle(now, held, used.charge));
+                settled = Some(accounts.settle(now, held, actual.charge));
                 true
             });
             if updated == Updated::Done {
@@ -402,7 +402,7 @@ impl Ledger {
         }
         if let Some((capacity, taken)) = &reservation.pool {
             let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
-                pool.settle(capacity, now, taken, used.tokens);
+                pool.settle(capacity, now, taken, actual.tokens);
                 true
             });
             if updated == Updated::Done {
@@ -412,7 +412,7 @@ impl Ledger {
         settled
     }
 
-    fn keep(&mut self, rest: Reservation, used: Used) {
+    fn keep(&mut self, rest: Reservation, actual: Actual) {
         if rest.tenant.is_none() && rest.pool.is_none() {
             return;
         }
@@ -420,7 +420,7 @@ impl Ledger {
             self.pending.remove(0);
             self.lost += 1;
         }
-        self.pending.push((rest, used));
+        self.pending.push((rest, actual));
     }
 
     /// Settles what waits, and takes back what dead workers hold of these
@@ -434,9 +434,9 @@ impl Ledger {
         pools: &[Arc<Capacity>],
         alive: impl Fn(u64) -> bool,
     ) -> Ticked {
-        for (mut reservation, used) in core::mem::take(&mut self.pending) {
-            self.try_settle(slots, now, &mut reservation, used);
-            self.keep(reservation, used);
+        for (mut reservation, actual) in core::mem::take(&mut self.pending) {
+            self.try_settle(slots, now, &mut reservation, actual);
+            self.keep(reservation, actual);
         }
         let mut ticked = Ticked { lost: core::mem::take(&mut self.lost), expired: 0 };
         if now.since(self.looked) > ASLEEP {
@@ -500,7 +500,7 @@ impl Ledger {
         slots: &mut dyn Slots,
         now: Instant,
         capacity: &Capacity,
-        lines: &mut [(Who, Vec<usize>)],
+        lines: &mut [(Contender, Vec<usize>)],
     ) {
         self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
             lines.sort_by_cached_key(|(who, line)| {
@@ -517,7 +517,7 @@ impl Ledger {
         slots: &mut dyn Slots,
         now: Instant,
         capacity: &Capacity,
-        waiting: &[Who],
+        waiting: &[Contender],
     ) {
         self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
             pool.publish(now, self.incarnation, waiting)

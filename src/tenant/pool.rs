@@ -29,7 +29,7 @@ use super::slot::{self, Content};
 use crate::bytes::{put, take, take_u64};
 use crate::config::TenantClass;
 use crate::estimate::hash;
-use crate::pool::{Load, Spill, SpillLaw, ThresholdRange, follow};
+use crate::pool::{Load, Spill, SpillLaw, ThresholdRange, adapt_threshold};
 use crate::time::{Instant, Span};
 use flows::Flows;
 
@@ -74,9 +74,9 @@ impl Capacity {
     }
 }
 
-/// Who asks a pool for room.
+/// A tenant that asks a pool for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Who {
+pub struct Contender {
     /// Hash of the tenant's name.
     pub key: u64,
     /// Its class.
@@ -85,7 +85,7 @@ pub struct Who {
     pub weight: u64,
 }
 
-impl Who {
+impl Contender {
     fn time(&self, tokens: u64) -> u64 {
         tokens.saturating_mul(SCALE) / self.weight.max(1)
     }
@@ -98,7 +98,7 @@ pub struct Taken {
     all: Held,
     /// Of a guaranteed tenant.
     kept: Option<Held>,
-    who: Who,
+    who: Contender,
     /// The number of its tenant's flow.
     flow: u64,
     tokens: u64,
@@ -156,7 +156,7 @@ impl PoolAccount {
         capacity: &Capacity,
         now: Instant,
         incarnation: u64,
-        who: Who,
+        who: Contender,
         tokens: u64,
     ) -> Result<Taken, Span> {
         let flow = self.flows.arrive(now, who, capacity.credit);
@@ -193,7 +193,7 @@ impl PoolAccount {
         incarnation: u64,
         tokens: u64,
     ) -> Option<Taken> {
-        let nobody = Who { key: 0, class: TenantClass::Guaranteed, weight: 1 };
+        let nobody = Contender { key: 0, class: TenantClass::Guaranteed, weight: 1 };
         self.admit(capacity, now, incarnation, nobody, tokens).ok()
     }
 
@@ -209,7 +209,7 @@ impl PoolAccount {
             spills: capacity.spill.is_some() && spill.is_on(),
             changes: spill.changes(),
             adds: self.pressure(capacity, (tokens, 1)).saturating_sub(pressure),
-            takes: capacity.spill.map_or(TAKES, |law| law.enter),
+            takes_until: capacity.spill.map_or(TAKES, |law| law.enter),
             threshold: Some(self.threshold).filter(|threshold| *threshold > 0),
         }
     }
@@ -245,9 +245,9 @@ impl PoolAccount {
 
     /// Moves the threshold, which the configuration sets to so much, by its own
     /// pressure and that of the next larger pool.
-    pub fn follow(&mut self, configured: u64, range: ThresholdRange, larger: u64) {
+    pub fn adapt(&mut self, configured: u64, range: ThresholdRange, larger: u64) {
         let known = if self.threshold == 0 { configured } else { self.threshold };
-        self.threshold = follow(known, range, self.mean, larger);
+        self.threshold = adapt_threshold(known, range, self.mean, larger);
     }
 
     /// Ends a request that used so many tokens.
@@ -282,7 +282,7 @@ impl PoolAccount {
         &mut self,
         capacity: &Capacity,
         now: Instant,
-        who: Who,
+        who: Contender,
         tokens: u64,
     ) -> Result<(), Span> {
         let limits = &capacity.limits;
@@ -317,7 +317,13 @@ impl PoolAccount {
     }
 
     /// Whether a request that is held comes before this tenant.
-    fn is_behind(&self, capacity: &Capacity, now: Instant, incarnation: u64, who: Who) -> bool {
+    fn is_behind(
+        &self,
+        capacity: &Capacity,
+        now: Instant,
+        incarnation: u64,
+        who: Contender,
+    ) -> bool {
         let mine = self.order(capacity, now, who);
         let first = |head: &&Head| {
             let known = head.incarnation == incarnation || now.since(head.since) > SETTLED;
@@ -330,13 +336,13 @@ impl PoolAccount {
     }
 
     /// Where a tenant stands among those who want the pool: the least first.
-    pub fn order(&self, capacity: &Capacity, now: Instant, who: Who) -> (TenantClass, u64) {
+    pub fn order(&self, capacity: &Capacity, now: Instant, who: Contender) -> (TenantClass, u64) {
         self.flows.order(now, who, capacity.credit)
     }
 
     /// Says for whom a worker holds requests that wait for the pool, the first
     /// one first. Returns whether that is news worth writing.
-    pub fn publish(&mut self, now: Instant, incarnation: u64, waiting: &[Who]) -> bool {
+    pub fn publish(&mut self, now: Instant, incarnation: u64, waiting: &[Contender]) -> bool {
         let mut news = false;
         for who in waiting {
             news |= self.flows.hold(now, who.key);
@@ -382,8 +388,8 @@ impl PoolAccount {
 mod layout {
     use super::flows::{FLOWS_MAX, Flow, Flows};
     use super::{
-        Account, Content, HEADS_MAX, Head, Instant, MAGIC, Meter, PoolAccount, Spill, TenantClass,
-        Who, put, slot, take, take_u64,
+        Account, Contender, Content, HEADS_MAX, Head, Instant, MAGIC, Meter, PoolAccount, Spill,
+        TenantClass, put, slot, take, take_u64,
     };
 
     impl Content for PoolAccount {
@@ -402,10 +408,10 @@ mod layout {
                     flow.who.key,
                     flow.who.weight,
                     flow.number,
-                    flow.time,
+                    flow.virtual_time,
                     flow.open,
-                    flow.used,
-                    flow.mark,
+                    flow.used_permille,
+                    flow.base_then,
                     flow.wants_until.as_nanos(),
                     flow.wanted,
                     flow.held_until.as_nanos(),
@@ -438,12 +444,12 @@ mod layout {
                 let [class] = take(rest)?;
                 let (_, class) = *TenantClass::WORDS.get(usize::from(class))?;
                 flows.all.push(Flow {
-                    who: Who { key: take_u64(rest)?, class, weight: take_u64(rest)? },
+                    who: Contender { key: take_u64(rest)?, class, weight: take_u64(rest)? },
                     number: take_u64(rest)?,
-                    time: take_u64(rest)?,
+                    virtual_time: take_u64(rest)?,
                     open: take_u64(rest)?,
-                    used: take_u64(rest)?,
-                    mark: take_u64(rest)?,
+                    used_permille: take_u64(rest)?,
+                    base_then: take_u64(rest)?,
                     wants_until: Instant::from_nanos(take_u64(rest)?),
                     wanted: take_u64(rest)?,
                     held_until: Instant::from_nanos(take_u64(rest)?),

@@ -8,7 +8,7 @@
 
 use super::ledger::{Ask, Ledger};
 use super::outcome::{Admission, Cause, Refusal};
-use super::pool::{Capacity, Who};
+use super::pool::{Capacity, Contender};
 use crate::share::Slots;
 use crate::time::{Instant, Span};
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Queue {
 
     /// Whether one more of this tenant may wait: no tenant has more than half of
     /// the places.
-    fn has_room(&self, hold: &Hold, who: Who) -> bool {
+    fn has_room(&self, hold: &Hold, who: Contender) -> bool {
         let own = self.waiting.iter().filter(|one| one.ask.who.key == who.key).count() as u64;
         (self.waiting.len() as u64) < hold.limits.requests
             && own < hold.limits.requests.div_ceil(2)
@@ -179,7 +179,7 @@ impl Queue {
     ) -> Option<Arc<Capacity>> {
         // Each tenant's requests, last first; those of tenants whose own limits do
         // not cover their first one are left out as that shows.
-        let mut lines: Vec<(Who, Vec<usize>)> = Vec::new();
+        let mut lines: Vec<(Contender, Vec<usize>)> = Vec::new();
         for (at, one) in self.waiting.iter().enumerate().rev().filter(|(_, o)| o.ask.pool == pool) {
             match lines.iter_mut().find(|(who, _)| who.key == one.ask.who.key) {
                 Some((_, line)) => line.push(at),
@@ -204,7 +204,7 @@ impl Queue {
                 match ledger.admit(slots, now, &one.ask, true) {
                     Admission::Refused(refusal) if refusal.cause == Cause::Capacity => {
                         let waits = lines.iter().map(|(who, _)| *who);
-                        let waits: Vec<Who> =
+                        let waits: Vec<Contender> =
                             waits.filter(|who| !stuck.contains(&who.key)).collect();
                         let capacity = capacity?;
                         ledger.publish(slots, now, &capacity, &waits);

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use tidegate_envoy_support::{Answer, Backend, Connection, Envoy, Request, eventually, missing};
+use support::{count, gateway, size};
+use tidegate_envoy_support::{Answer, Backend, Connection, Request, eventually, missing};
 
 /// A pool of so many requests at a time.
 fn config(requests: u64, entitlements: &str) -> String {
@@ -22,24 +23,9 @@ fn config(requests: u64, entitlements: &str) -> String {
     )
 }
 
-fn envoy(backend: &Backend, workers: u32, config: &str) -> Envoy {
-    let port = backend.port();
-    Envoy::builder()
-        .backends([port; 2], [port; 2])
-        .configuration(config)
-        .workers(workers)
-        .exact_balance()
-        .start()
-        .unwrap()
-}
-
 fn request(team: &str) -> Vec<u8> {
     let body = r#"{"model":"m","prompt":[1,2,3,4,5,6],"max_tokens":4}"#;
     Request::post("/v1/completions", body).with("x-team", team).bytes()
-}
-
-fn count(envoy: &Envoy, name: &str) -> u64 {
-    envoy.counter(&format!("wasmcustom.tidegate.{name}")).unwrap_or(0)
 }
 
 const USED: &str = r#"{"usage":{"prompt_tokens":6,"completion_tokens":4}}"#;
@@ -51,7 +37,7 @@ fn two_tenants_share_a_full_pool_by_weight() {
     if missing() {
         return;
     }
-    let seconds = support::size(4, 60) as u64;
+    let seconds = size(4, 60) as u64;
     for workers in [2, 4] {
         static OPEN: AtomicU64 = AtomicU64::new(0);
         static MOST: AtomicU64 = AtomicU64::new(0);
@@ -63,7 +49,7 @@ fn two_tenants_share_a_full_pool_by_weight() {
         })
         .unwrap();
         let patient = r#""ttft_target_ms": 60000"#;
-        let envoy = envoy(
+        let envoy = gateway(
             &backend,
             workers,
             &config(
@@ -131,7 +117,7 @@ fn a_held_request_goes_or_leaves_in_time() {
         .unwrap()
     };
     let came = || came.load(Ordering::SeqCst);
-    let envoy = envoy(&backend, 1, &config(2, r#"{"name": "a"}"#));
+    let envoy = gateway(&backend, 1, &config(2, r#"{"name": "a"}"#));
     let closed = gate.lock().unwrap();
     let open = || {
         let mut connection = Connection::open(envoy.port()).unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
-use support::size;
+use support::{count, gateway, size};
 use tidegate_envoy_support::{
     Answer, Backend, Connection, Envoy, Request, eventually, missing, trap_at, wasm_file,
 };
@@ -34,21 +34,6 @@ fn used(input: usize, output: usize) -> String {
     format!(r#"{{"usage":{{"prompt_tokens":{input},"completion_tokens":{output}}}}}"#)
 }
 
-fn envoy(backend: &Backend, workers: u32, config: &str) -> Envoy {
-    let port = backend.port();
-    Envoy::builder()
-        .backends([port; 2], [port; 2])
-        .configuration(config)
-        .workers(workers)
-        .exact_balance()
-        .start()
-        .unwrap()
-}
-
-fn count(envoy: &Envoy, name: &str) -> u64 {
-    envoy.counter(&format!("wasmcustom.tidegate.{name}")).unwrap_or(0)
-}
-
 /// Waits until nothing is reserved, as the gauges say.
 fn idle(envoy: &Envoy) {
     eventually("all reservations to end", || {
@@ -71,7 +56,7 @@ fn the_rate_is_kept_and_used_up_over_all_workers() {
     for workers in [2, 4] {
         let backend = Backend::start(|_| Answer::json(200, used(30, 10))).unwrap();
         let limits = format!(r#""tokens_per_second": {RATE}, "burst": {BURST}"#);
-        let envoy = envoy(&backend, workers, &config(&limits));
+        let envoy = gateway(&backend, workers, &config(&limits));
         let (admitted, refused) = (AtomicU64::new(0), AtomicU64::new(0));
         let request = tokens(30, 10).bytes();
         let start = Instant::now();
@@ -119,7 +104,7 @@ fn of_many_at_once_only_as_many_pass_as_fit() {
     let answer = Answer::json(200, used(900, 10)).pause(Duration::from_millis(300));
     let backend = Backend::start(move |_| answer.clone()).unwrap();
     let limits = r#""tokens_per_second": 1, "burst": 1000"#;
-    let envoy = envoy(&backend, 2, &config(limits));
+    let envoy = gateway(&backend, 2, &config(limits));
     let (passed, barrier) = (AtomicU64::new(0), Barrier::new(5));
     thread::scope(|scope| {
         for _ in 0..5 {
@@ -160,7 +145,7 @@ fn every_end_settles() {
     })
     .unwrap();
     let limits = r#""tokens_per_second": 1, "burst": 100000, "requests": 4"#;
-    let envoy = envoy(&backend, 2, &config(limits));
+    let envoy = gateway(&backend, 2, &config(limits));
     let request = |answer: &str| tokens(50, 20).with("x-answer", answer);
     let settled = || count(&envoy, "tenant_settled.acme");
     let (mut before, mut ends) = (0, 0);

@@ -28,7 +28,7 @@ impl PoolMetrics {
                 account: AccountGauges::define("pool", name, gauge),
                 pressure: gauge(&format!("pool_pressure.{name}")),
                 spills: gauge(&format!("pool_spills.{name}")),
-                threshold: if config.moves {
+                threshold: if config.uses_load {
                     gauge(&format!("pool_threshold.{name}"))
                 } else {
                     None

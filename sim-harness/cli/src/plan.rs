@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tidegate_sim::plan::{Bench, Outcome, PlanError, Runner, Trial};
+use tidegate_sim::plan::{Outcome, PlanError, Runner, StepTimes, Trial};
 
 type Done = (usize, Result<Outcome, PlanError>);
 
@@ -43,7 +43,7 @@ pub fn with_threads<T>(threads: usize, plan: impl FnOnce(&mut dyn Runner) -> T) 
         for _ in 0..threads {
             let (trials, outcomes) = (Arc::clone(&trials), outcomes.clone());
             scope.spawn(move || {
-                let mut bench = Bench::default();
+                let mut bench = StepTimes::default();
                 loop {
                     let next = trials.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     // The plan is made: nobody sends any more.

@@ -9,13 +9,12 @@ use tidegate::config::{Config, ConfigError};
 use tidegate_sim::SECOND;
 use tidegate_sim::fleet::{Arrivals, Dispatch, Gateways, LengthSource, Pool, Scenario, Source};
 use tidegate_sim::texts::Kind;
-use tidegate_sim::workload::{
-    AGENT_HEAVY, AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Lengths, Trace, TraceError, parse_trace,
-};
+use tidegate_sim::workload::{CapPolicy, Lengths, Trace, TraceError, parse_trace};
 
 use crate::fields::{FieldError, Fields};
 use crate::files::{self, FileError};
 use crate::hardware::Timing;
+use crate::replay::Synthetic;
 use crate::serve::{parse_engine, parse_timing};
 
 /// A scenario as it is read from a file.
@@ -245,12 +244,11 @@ fn lengths(source: &Fields, folder: &Path) -> Result<LengthSource, ScenarioError
     let fields = one_of(source, "lengths", allowed, &["named", "file", "fixed"])?;
     let found = ["named", "file", "fixed"].map(|key| fields.get(key));
     match found {
-        [Some(name), None, None] => Ok(LengthSource::Drawn(match name.as_str() {
-            Some("azure") => AZURE_2023,
-            Some("lmsys") => LMSYS_CHAT_1M,
-            Some("agent") => AGENT_HEAVY,
-            _ => return Err(fields.wrong("named", "azure, lmsys, agent").into()),
-        })),
+        [Some(name), None, None] => {
+            let named = name.as_str().and_then(|name| name.parse::<Synthetic>().ok());
+            let named = named.ok_or_else(|| fields.wrong("named", "azure, lmsys, agent"))?;
+            Ok(LengthSource::Drawn(named.lengths()))
+        }
         [None, Some(_), None] => {
             let path = folder.join(fields.text("file")?);
             let trace = parse_trace(&files::read(&path)?);

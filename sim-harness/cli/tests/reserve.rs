@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use tidegate::config::Config;
 use tidegate::gate::{Answer, Body, Gate, Ticket};
 use tidegate::request::{Api, RequestFacts, Scanner};
-use tidegate::share::{Change, Slots, Updated};
+use tidegate::share::LocalSlots;
 use tidegate::tenant::Admission;
 use tidegate::time::Instant;
 use tidegate::usage::Usage;
@@ -42,18 +42,6 @@ fn warm() -> u64 {
 /// Seconds that are.
 fn counted() -> u64 {
     if full() { 600 } else { 100 }
-}
-
-#[derive(Default)]
-struct Memory(BTreeMap<String, Vec<u8>>);
-
-impl Slots for Memory {
-    fn update(&mut self, name: &str, change: &mut Change<'_>) -> Updated {
-        if let Some(bytes) = change(self.0.get(name).map(Vec::as_slice)) {
-            self.0.insert(name.to_owned(), bytes);
-        }
-        Updated::Done
-    }
 }
 
 /// Twice as much as the tenant may have, in Poisson arrivals, with answers so
@@ -107,12 +95,12 @@ fn delivered(
     let config = Config::parse(config.as_bytes()).unwrap();
     let (settings, tenants) = (config.base(), config.tenants.as_ref().unwrap());
     let tenant = tenants.default();
-    let (mut gate, mut memory) = (Gate::new("tidegate", 1), Memory::default());
+    let (mut gate, mut memory) = (Gate::new("tidegate", 1), LocalSlots::default());
     gate.ledger().open(&mut memory, tenants.all(), &[]);
     let mut open: BTreeMap<usize, Ticket> = BTreeMap::new();
     let mut ends = BinaryHeap::new();
     let mut settled = 0;
-    let mut close = |gate: &mut Gate, memory: &mut Memory, at, ticket, request: &Request| {
+    let mut close = |gate: &mut Gate, memory: &mut LocalSlots, at, ticket, request: &Request| {
         let usage = Usage {
             input: Some(request.input_tokens.into()),
             output: Some(request.output_tokens.into()),

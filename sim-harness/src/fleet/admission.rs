@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use tidegate::config::Config;
 use tidegate::gate::{Gate, Ticket};
+use tidegate::share::LocalSlots;
 use tidegate::tenant::{Admission, Cause, Entitlement, Released};
 use tidegate::time::{Instant, Span};
-
-use super::gateway::Memory;
 
 /// What a gateway does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +30,7 @@ pub(super) enum Admitted {
 pub(super) fn admit(
     gate: &mut Gate,
     now: Instant,
-    slots: &mut Memory,
+    slots: &mut LocalSlots,
     (config, tenant): (&Config, &Arc<Entitlement>),
     ticket: &mut Ticket,
     hold: Option<(u64, u64)>,
@@ -45,7 +44,7 @@ pub(super) fn enter(ticket: &mut Ticket, admission: Admission) -> Admitted {
 }
 
 /// Requests that were held and are decided now.
-pub(super) fn poll(gate: &mut Gate, now: Instant, slots: &mut Memory) -> Vec<Released> {
+pub(super) fn poll(gate: &mut Gate, now: Instant, slots: &mut LocalSlots) -> Vec<Released> {
     gate.poll(now, slots)
 }
 

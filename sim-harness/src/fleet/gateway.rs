@@ -1,13 +1,12 @@
 //! Gateways and their workers: what `envoy/src` does in Envoy, in virtual time.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate::config::{Config, Inspect, Pool, Settings, Tenants};
 use tidegate::estimate::Tally;
 use tidegate::gate::{Answer, Body, Gate, Reason, Settlement, Ticket};
 use tidegate::request::{Api, Cap, RequestFacts};
-use tidegate::share::{Change, Exchange, Slots, Updated};
+use tidegate::share::{Exchange, LocalSlots};
 use tidegate::tenant::Released;
 use tidegate::time::{Instant, Span};
 
@@ -17,24 +16,6 @@ use super::source::Ask;
 
 /// Bytes of a chat request's body beside its text.
 const BODY_AROUND: u64 = 120;
-
-/// The memory that the workers of one gateway share. Nothing in it is ever
-/// contended: an update takes no virtual time.
-#[derive(Debug, Default)]
-pub(super) struct Memory(BTreeMap<String, Vec<u8>>);
-
-impl Slots for Memory {
-    fn update(&mut self, name: &str, change: &mut Change<'_>) -> Updated {
-        if let Some(content) = self.0.get_mut(name) {
-            if let Some(new) = change(Some(content)) {
-                *content = new;
-            }
-        } else if let Some(new) = change(None) {
-            self.0.insert(name.to_owned(), new);
-        }
-        Updated::Done
-    }
-}
 
 #[derive(Debug)]
 struct Worker {
@@ -49,9 +30,10 @@ struct Worker {
 pub(super) struct Fleet {
     config: Arc<Config>,
     workers: Vec<Worker>,
-    memories: Vec<Memory>,
+    /// What the workers of each share. An update takes no virtual time.
+    memories: Vec<LocalSlots>,
     /// For a worker's number that is none.
-    lost: Memory,
+    lost: LocalSlots,
 }
 
 /// What a gateway does with a request.
@@ -73,8 +55,8 @@ pub(super) struct Opened {
 
 impl Fleet {
     pub(super) fn new(config: &Arc<Config>, gateways: Gateways) -> Self {
-        let mut memories: Vec<Memory> = Vec::new();
-        memories.resize_with(gateways.count as usize, Memory::default);
+        let mut memories: Vec<LocalSlots> = Vec::new();
+        memories.resize_with(gateways.count as usize, LocalSlots::default);
         let mut workers = Vec::new();
         for (gateway, memory) in memories.iter_mut().enumerate() {
             for _ in 0..gateways.workers {
@@ -87,14 +69,14 @@ impl Fleet {
                 workers.push(Worker { gate, exchange, serving: false, gateway });
             }
         }
-        Self { config: Arc::clone(config), workers, memories, lost: Memory::default() }
+        Self { config: Arc::clone(config), workers, memories, lost: LocalSlots::default() }
     }
 
     pub(super) fn workers(&self) -> u32 {
         self.workers.len() as u32
     }
 
-    fn at(&mut self, worker: u32) -> Option<(&mut Worker, &mut Memory)> {
+    fn at(&mut self, worker: u32) -> Option<(&mut Worker, &mut LocalSlots)> {
         let worker = self.workers.get_mut(worker as usize)?;
         let memory = self.memories.get_mut(worker.gateway).unwrap_or(&mut self.lost);
         Some((worker, memory))
@@ -119,7 +101,7 @@ impl Fleet {
         let (Worker { gate, serving, .. }, memory) = self.at(worker)?;
         *serving = true;
         let (mut ticket, mut decision) = gate.open(settings, body);
-        if config.moves {
+        if config.uses_load {
             gate.place(now, memory, &config, &mut ticket, &mut decision);
         }
         if config.tenants.is_none() {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Source ─ Ask, text ─► Fleet (worker: Gate, Exchange) ─► Replicas ─► engine::Replica
-//!    ▲                     │ Memory: one for each gateway        │
+//!    ▲                     │ LocalSlots: one for each gateway    │
 //!    └── 429, answer ◄─────┴──────────── Usage ◄─────────────────┘
 //! ```
 //!

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::report::{Figures, PoolReport, Report, TenantReport};
+use crate::table::with_heads;
 
 /// Milliseconds; `never` where the figure does not exist.
 fn ms(figure: Option<u64>) -> String {
@@ -13,27 +14,6 @@ fn ms(figure: Option<u64>) -> String {
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
-}
-
-/// Rows under their heads: the first column to the left, the others to the right.
-fn table(out: &mut String, heads: &[&str], rows: &[Vec<String>]) {
-    let width = |at: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
-        cells.chain(heads.get(at).map(|head| head.len())).max().unwrap_or(0)
-    };
-    let heads = heads.iter().map(|head| (*head).to_owned()).collect();
-    for row in std::iter::once(&heads).chain(rows) {
-        let mut line = String::new();
-        for (at, cell) in row.iter().enumerate() {
-            let width = width(at);
-            let _ = match at {
-                0 => write!(line, "{cell:width$}"),
-                _ => write!(line, "  {cell:>width$}"),
-            };
-        }
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
 }
 
 impl Report {
@@ -100,7 +80,7 @@ impl Report {
             "changes",
             "preempted",
         ];
-        table(out, &heads, &counts);
+        out.push_str(&with_heads(&heads, &counts));
         out.push('\n');
         let times = rows(&|pool| {
             let PoolReport { first_token, per_token, queue, .. } = pool;
@@ -122,7 +102,7 @@ impl Report {
             "KV mean",
             "most",
         ];
-        table(out, &heads, &times);
+        out.push_str(&with_heads(&heads, &times));
         out.push('\n');
     }
 
@@ -170,7 +150,7 @@ impl Report {
             "p99",
             "refused for",
         ];
-        table(out, &heads, &counts);
+        out.push_str(&with_heads(&heads, &counts));
         out.push('\n');
         let rates: Vec<Vec<String>> = self
             .tenants
@@ -210,7 +190,7 @@ impl Report {
             "E2E p50",
             "p99",
         ];
-        table(out, &heads, &rates);
+        out.push_str(&with_heads(&heads, &rates));
     }
 
     /// The same numbers as one JSON document.

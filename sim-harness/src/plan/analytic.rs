@@ -1,7 +1,7 @@
 //! Fleet sizes without a simulation: three formulas, each with one effect more.
 
 use super::question::{PlanError, Question, Shape};
-use super::trial::Bench;
+use super::trial::StepTimes;
 use crate::engine::{Chunk, StepTime, Work};
 use crate::rng::Pcg;
 
@@ -266,7 +266,7 @@ pub(super) fn guess(
     sample: &Sample,
     shapes: &[Shape],
     rate: f64,
-    bench: &mut Bench,
+    bench: &mut StepTimes,
 ) -> Result<Guess, PlanError> {
     let windows: Vec<u32> = shapes.iter().map(|shape| shape.window).collect();
     let everything = sample.split(&[u32::MAX]).first().copied().unwrap_or_default();

@@ -6,7 +6,7 @@ use super::analytic::{Guess, Sample, guess, table_slots};
 use super::answer::{Alternative, AtRate, Candidate, Plan, Sized, Verified};
 use super::question::{PlanError, Question, Shape};
 use super::search::{Found, Never, Scale, Search, Searcher, missed};
-use super::trial::{Allowed, Bench, Layout, Outcome, Runner, Trial};
+use super::trial::{Allowed, Layout, Outcome, Runner, StepTimes, Trial};
 
 /// Settings that are tried: `max_num_seqs` and `max_num_batched_tokens`.
 const SEATS: [u32; 5] = [16, 32, 64, 128, 256];
@@ -20,16 +20,16 @@ const BATCHED_DEFAULT: u32 = 8_192;
 const COARSE: f64 = 0.04;
 const FINE: f64 = 0.01;
 
-/// Makes a plan. `told` hears what is done next, for people who wait.
+/// Makes a plan. `progress` hears what is done next, for people who wait.
 pub fn plan(
     question: Question,
     runner: &mut dyn Runner,
-    told: &mut dyn FnMut(&str),
+    progress: &mut dyn FnMut(&str),
 ) -> Result<Plan, PlanError> {
     question.check()?;
     let question = Arc::new(question);
     let sample = Sample::new(&question);
-    let mut bench = Bench::default();
+    let mut bench = StepTimes::default();
     let start = Shape { window: question.window, seats: SEATS_DEFAULT, batched: BATCHED_DEFAULT };
     let first = guess(&question, &sample, &[start], question.rate, &mut bench)?;
     let (mean, long) = sample.outputs();
@@ -39,19 +39,19 @@ pub fn plan(
     let pace = first.pools.first().map_or(0.0, pace);
     let scale = Scale::new(question.rate, question.effort.requests, mean * pace, long * pace);
     let searcher = Searcher { question: Arc::clone(&question), runner, runs: 0, requests: 0 };
-    Maker { question, sample, bench, scale, searcher, told, truth: 1.0 }.make()
+    Maker { question, sample, bench, scale, searcher, progress, correction: 1.0 }.make()
 }
 
 struct Maker<'a> {
     question: Arc<Question>,
     sample: Sample,
-    bench: Bench,
+    bench: StepTimes,
     scale: Scale,
     searcher: Searcher<'a>,
-    told: &'a mut dyn FnMut(&str),
+    progress: &'a mut dyn FnMut(&str),
     /// Replicas that simulations needed so far over those of the formulas: only to
     /// start the next searches nearer.
-    truth: f64,
+    correction: f64,
 }
 
 /// A layout, and counts near its smallest, at the scale; or why there are none.
@@ -61,7 +61,7 @@ impl Maker<'_> {
     fn make(mut self) -> Result<Plan, PlanError> {
         let window = self.question.window;
         let shape = |seats, batched| Shape { window, seats, batched };
-        (self.told)("one pool: the papers' settings, and tuned ones");
+        (self.progress)("one pool: the papers' settings, and tuned ones");
         let papers = self.layout(&[shape(table_slots(window), BATCHED_DEFAULT)]);
         let start = self.layout(&[shape(SEATS_DEFAULT, BATCHED_DEFAULT)]);
         let mut rough = self.rough(&[papers, start.clone()])?.into_iter();
@@ -70,7 +70,7 @@ impl Maker<'_> {
         };
         if let Ok(counts) = &tuned.1 {
             let guess = self.guess(&start, self.scale.rate)?.queueing();
-            self.truth = f64::from(counts.iter().sum::<u32>()) / f64::from(guess.max(1));
+            self.correction = f64::from(counts.iter().sum::<u32>()) / f64::from(guess.max(1));
         }
         let tuned = self.tuned(tuned)?;
         // The papers' settings are settings too.
@@ -88,7 +88,7 @@ impl Maker<'_> {
             None => None,
             Some(best) => Some(self.oracle(best, &candidates)?),
         };
-        (self.told)("all of them with all seeds");
+        (self.progress)("all of them with all seeds");
         let all: Vec<Rough> =
             [homogeneous, tuned].into_iter().chain(splits).chain(oracle).collect();
         let mut sized = self.sizes(all)?.into_iter();
@@ -150,9 +150,9 @@ impl Maker<'_> {
 
     /// Counts to start from, at the scale.
     fn start(&mut self, layout: &Layout) -> Result<Vec<u32>, PlanError> {
-        let truth = self.truth;
+        let correction = self.correction;
         let guess = self.guess(layout, self.scale.rate)?;
-        let counts = guess.pools.iter().map(|pool| (f64::from(pool.queueing) * truth) as u32);
+        let counts = guess.pools.iter().map(|pool| (f64::from(pool.queueing) * correction) as u32);
         Ok(counts.map(|count| count.max(1)).collect())
     }
 
@@ -243,7 +243,7 @@ impl Maker<'_> {
             let pairs = best.iter().flat_map(|low| best.iter().map(|high| vec![*low, *high]));
             pairs.filter(|pair| pair.is_sorted_by(|low, high| low < high)).collect()
         };
-        (self.told)(&format!("{pools} pools: {} candidates", windows.len()));
+        (self.progress)(&format!("{pools} pools: {} candidates", windows.len()));
         let layout = |thresholds: &Vec<u32>| {
             let small = thresholds.iter().map(|window| Shape { window: *window, ..single });
             self.layout(&small.chain([single]).collect::<Vec<_>>())
@@ -269,7 +269,7 @@ impl Maker<'_> {
         (layout, counts): &Rough,
         candidates: &[Candidate],
     ) -> Result<Rough, PlanError> {
-        (self.told)("pools with known lengths");
+        (self.progress)("pools with known lengths");
         let known = Layout { oracle: true, ..layout.clone() };
         let mut layouts = vec![known.clone()];
         if let [small, _] = layout.shapes[..] {
@@ -385,7 +385,7 @@ impl Maker<'_> {
     fn verify(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
         let answer = plan.answer();
         let Ok(size) = &answer.size else { return Ok(()) };
-        (self.told)("the answer at the full rate");
+        (self.progress)("the answer at the full rate");
         let (layout, start) = (answer.layout.clone(), size.replicas.clone());
         let window =
             self.scale.window.min(self.scale.window * self.scale.rate / self.question.rate);
@@ -436,7 +436,7 @@ impl Maker<'_> {
 
     /// The answer and the single pools at 30 % less and more, one seed, coarsely.
     fn sensitivity(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
-        (self.told)("30 % less and more");
+        (self.progress)("30 % less and more");
         let (factors, seed) = ([0.7, 1.3], self.question.seed);
         let all = [&plan.homogeneous, &plan.tuned, plan.answer()];
         let mut searches = Vec::new();

@@ -29,4 +29,4 @@ pub use make::plan;
 pub use price::{Price, PriceLine};
 pub use question::{Effort, PlanError, Question, Shape, Slo, Source};
 pub use search::Scale;
-pub use trial::{Allowed, Bench, Layout, Outcome, Runner, Serial, Tally, Trial};
+pub use trial::{Allowed, Layout, Outcome, Runner, Serial, StepTimes, Tally, Trial};

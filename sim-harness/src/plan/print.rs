@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::answer::{Alternative, Plan};
 use super::price::Price;
+use crate::table::with_heads;
 
 /// The hours of a year that prices are multiplied by.
 const HOURS: f64 = 8_760.0;
@@ -24,27 +25,6 @@ fn number(count: Option<u32>) -> String {
 
 fn seconds(figure: Option<f64>) -> String {
     figure.map_or_else(|| "never".into(), |seconds| format!("{seconds:.3}"))
-}
-
-/// Rows under their heads: the first column to the left, the others to the right.
-fn table(out: &mut String, heads: &[&str], rows: &[Vec<String>]) {
-    let width = |at: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
-        cells.chain(heads.get(at).map(|head| head.len())).max().unwrap_or(0)
-    };
-    let heads = heads.iter().map(|head| (*head).to_owned()).collect();
-    for row in std::iter::once(&heads).chain(rows) {
-        let mut line = String::new();
-        for (at, cell) in row.iter().enumerate() {
-            let width = width(at);
-            let _ = match at {
-                0 => write!(line, "{cell:width$}"),
-                _ => write!(line, "  {cell:>width$}"),
-            };
-        }
-        out.push_str(line.trim_end());
-        out.push('\n');
-    }
 }
 
 impl Plan {
@@ -144,7 +124,7 @@ impl Plan {
             "+ queueing",
             "simulated",
         ];
-        table(out, &heads, &rows);
+        out.push_str(&with_heads(&heads, &rows));
         if let Some(split) = &self.two {
             let (papers, fluid) = self.promised(split);
             let _ = writeln!(
@@ -202,7 +182,7 @@ impl Plan {
             "cut short",
             "refused",
         ];
-        table(out, &heads, &rows);
+        out.push_str(&with_heads(&heads, &rows));
         for (name, one) in self.alternatives() {
             if let Err(why) = &one.size {
                 let _ = writeln!(out, "{name}: {why}");
@@ -311,7 +291,7 @@ impl Plan {
                 ]
             })
             .collect();
-        table(out, &["", "GPU-hours a day", "a year", "$ a year"], &rows);
+        out.push_str(&with_heads(&["", "GPU-hours a day", "a year", "$ a year"], &rows));
     }
 
     fn paste(&self, out: &mut String) {

@@ -63,7 +63,7 @@ pub(super) struct Never(pub(super) String);
 /// How one pool's smallest count is found: a count at a time, by the logarithm of
 /// what is missed, which falls about as a line does.
 #[derive(Clone, Copy, Debug)]
-struct Root {
+struct CountSearch {
     guess: u32,
     /// The most replicas that fail, and that logarithm if the run was whole.
     low: Option<(u32, Option<f64>)>,
@@ -72,7 +72,7 @@ struct Root {
     rounds: u32,
 }
 
-impl Root {
+impl CountSearch {
     fn new(guess: u32) -> Self {
         Self { guess: guess.max(1), low: None, high: None, rounds: 0 }
     }
@@ -145,7 +145,7 @@ pub(super) struct Search {
     tolerance: f64,
     /// The outcome of the answer is wanted.
     report: bool,
-    roots: Vec<Root>,
+    roots: Vec<CountSearch>,
     /// Replicas that are to be ample, while it is not known what each pool may
     /// miss; and what was missed with half as many.
     ample: Option<(Vec<u32>, u64)>,
@@ -223,7 +223,7 @@ impl Search {
             seed,
             tolerance,
             report: false,
-            roots: guess.iter().map(|guess| Root::new(*guess)).collect(),
+            roots: guess.iter().map(|guess| CountSearch::new(*guess)).collect(),
             // A single pool may miss all that may be missed.
             ample: several.then_some((counts, u64::MAX)),
             allowed: vec![Allowed { late: budget, slow: budget }; guess.len()],
@@ -266,14 +266,14 @@ impl Search {
             return Some(trial);
         }
         let counts = self.counts();
-        let known = |root: &Root| root.known(self.tolerance);
+        let known = |root: &CountSearch| root.known(self.tolerance);
         let mut trial = searcher.trial(&self.layout, self.scale, self.seed, &counts);
         if self.roots.iter().all(known) {
             let told = self.outcome.as_ref().is_some_and(|(told, _)| *told == counts);
             return (self.report && !told).then_some(trial);
         }
         // A little more than is allowed tells how far off a count is.
-        let limit = |(root, most): (&Root, &Allowed)| {
+        let limit = |(root, most): (&CountSearch, &Allowed)| {
             (!known(root)).then(|| Allowed { late: most.late * 4 + 9, slow: most.slow * 4 + 9 })
         };
         trial.allowed = self.roots.iter().zip(&self.allowed).map(limit).collect();
@@ -440,7 +440,7 @@ mod tests {
         for smallest in [1u32, 2, 9, 40, 149, 700] {
             for guess in [1, smallest / 3, smallest, smallest * 2] {
                 for slope in [0.001, 0.05, 3.0] {
-                    let mut root = Root::new(guess);
+                    let mut root = CountSearch::new(guess);
                     while !root.known(0.0) {
                         let count = root.next(0.0);
                         let y = (f64::from(smallest) - f64::from(count) - 0.5) * slope;

@@ -81,10 +81,11 @@ fn the_document_parses_and_sends_each_length_where_the_plan_says() {
     // caution.
     let question = question(20.0);
     let layout = two(false);
-    let outcome = trial(question.clone(), layout, &[3, 3]).run(&mut Bench::default()).unwrap();
+    let outcome = trial(question.clone(), layout, &[3, 3]).run(&mut StepTimes::default()).unwrap();
     let sample = analytic::Sample::new(&question);
     let shapes = two(false).shapes;
-    let guess = analytic::guess(&question, &sample, &shapes, 20.0, &mut Bench::default()).unwrap();
+    let guess =
+        analytic::guess(&question, &sample, &shapes, 20.0, &mut StepTimes::default()).unwrap();
     let (found, expected) = (outcome.pools[0].requests as f64 / 1_500.0, guess.pools[0].share);
     assert!((found - expected).abs() < 0.06, "{found} {expected}");
 }
@@ -101,8 +102,9 @@ fn the_oracle_is_exact() {
     });
     let lengths = Source::Trace(rows.collect());
     let question = Question { lengths, ..question(20.0) };
-    let run =
-        |oracle| trial(question.clone(), two(oracle), &[4, 4]).run(&mut Bench::default()).unwrap();
+    let run = |oracle| {
+        trial(question.clone(), two(oracle), &[4, 4]).run(&mut StepTimes::default()).unwrap()
+    };
     let (exact, real) = (run(true), run(false));
     let misplaced = |outcome: &Outcome| -> u64 {
         outcome.pools.iter().map(|pool| pool.retried + pool.truncated).sum::<u64>() + outcome.lost
@@ -119,11 +121,11 @@ fn the_oracle_is_exact() {
 fn a_trial_that_is_hopeless_ends_early_and_says_so() {
     let mut trial = trial(question(20.0), two(false), &[1, 1]);
     (trial.rate, trial.warm, trial.measured) = (60.0, 10, 300);
-    let whole = trial.run(&mut Bench::default()).unwrap();
+    let whole = trial.run(&mut StepTimes::default()).unwrap();
     assert!(whole.whole && whole.pools[0].late > 15);
     assert_eq!(whole.pools.iter().map(|pool| pool.requests).sum::<u64>() + whole.lost, 300);
     trial.allowed = vec![Some(Allowed { late: 5, slow: 5 }), None];
-    let early = trial.run(&mut Bench::default()).unwrap();
+    let early = trial.run(&mut StepTimes::default()).unwrap();
     assert!(!early.whole && early.pools[0].requests < whole.pools[0].requests / 2);
     assert_eq!(early.p99(|tally| &tally.ttft, 300), None, "what was cut off has no figures");
 }

@@ -186,7 +186,7 @@ impl Watch for Judge<'_> {
 
 /// Step times that are made once, for the trials of one thread.
 #[derive(Default)]
-pub struct Bench {
+pub struct StepTimes {
     fits: Vec<Fit>,
     times: BTreeMap<(u32, u32), Rc<dyn StepTime>>,
 }
@@ -204,7 +204,7 @@ impl StepTime for Lent {
     }
 }
 
-impl Bench {
+impl StepTimes {
     /// The step time of a replica. One bench serves one question.
     pub(super) fn time(
         &mut self,
@@ -237,7 +237,7 @@ impl Bench {
 }
 
 impl Trial {
-    fn scenario(&self, bench: &mut Bench) -> Result<Scenario, PlanError> {
+    fn scenario(&self, bench: &mut StepTimes) -> Result<Scenario, PlanError> {
         let question = &*self.question;
         let document = self.layout.document().to_string();
         let config = Config::parse(document.as_bytes())
@@ -291,7 +291,7 @@ impl Trial {
     }
 
     /// Runs it.
-    pub fn run(&self, bench: &mut Bench) -> Result<Outcome, PlanError> {
+    pub fn run(&self, bench: &mut StepTimes) -> Result<Outcome, PlanError> {
         let scenario = self.scenario(bench)?;
         let names = names(self.layout.shapes.len());
         let place = |name: &String| names.iter().position(|one| one == name).unwrap_or(0);
@@ -331,7 +331,7 @@ pub trait Runner {
 
 /// Runs one after the other.
 #[derive(Default)]
-pub struct Serial(Bench);
+pub struct Serial(StepTimes);
 
 impl Runner for Serial {
     fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {

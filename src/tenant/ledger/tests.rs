@@ -1,14 +1,13 @@
 use super::*;
 use crate::config::TenantClass;
-use crate::share::Change;
+use crate::share::{Change, LocalSlots};
 use crate::tenant::Law;
 use proptest::prelude::*;
-use std::collections::BTreeMap;
 
 /// Memory in which every write meets so many others that came first.
 #[derive(Default)]
 struct Memory {
-    slots: BTreeMap<String, Vec<u8>>,
+    slots: LocalSlots,
     busy: u32,
     /// Slots whose name has this in it are always busy.
     stuck: Option<&'static str>,
@@ -17,7 +16,7 @@ struct Memory {
 impl Slots for Memory {
     fn update(&mut self, name: &str, change: &mut Change<'_>) -> Updated {
         // A run whose result is thrown away, as after a lost race.
-        change(self.slots.get(name).map(Vec::as_slice));
+        change(self.slots.0.get(name).map(Vec::as_slice));
         if self.stuck.is_some_and(|part| name.contains(part)) {
             return Updated::Busy;
         }
@@ -25,10 +24,7 @@ impl Slots for Memory {
             self.busy -= 1;
             return Updated::Busy;
         }
-        if let Some(bytes) = change(self.slots.get(name).map(Vec::as_slice)) {
-            self.slots.insert(name.to_owned(), bytes);
-        }
-        Updated::Done
+        self.slots.update(name, change)
     }
 }
 
@@ -47,8 +43,8 @@ fn ask(tenant: &Arc<Entitlement>, charge: u64) -> Ask {
     Ask { tenant: Arc::clone(tenant), who: tenant.who(), pool: 0, capacity: None, need }
 }
 
-fn used(tokens: u64) -> Used {
-    Used { charge: tokens, tokens }
+fn used(tokens: u64) -> Actual {
+    Actual { charge: tokens, tokens }
 }
 
 fn in_flight(ledger: &Ledger, memory: &mut Memory, tenant: &Entitlement) -> (u64, u64) {
@@ -146,7 +142,7 @@ fn a_suspended_tenant_is_refused_whatever_it_asks() {
     let small = tenant("small", Law::per_second(1, 10, 0));
     // An account that is not there is not one that is full.
     let lost = refused(ledger.admit(&mut memory, at(0), &ask(&small, 1), false));
-    assert_eq!((lost.cause, memory.slots.len()), (Cause::Busy, 0));
+    assert_eq!((lost.cause, memory.slots.0.len()), (Cause::Busy, 0));
     ledger.open(&mut memory, &[Arc::clone(&small)], &[]);
     assert_eq!(
         refused(ledger.admit(&mut memory, at(0), &ask(&small, 11), false)).cause,
@@ -247,7 +243,7 @@ mod pools {
         let less = Need { charge: 60, tokens: 40 };
         world.ledger.lower(&mut world.memory, at(0), &mut reservation, less).unwrap();
         assert_eq!((world.open(), reservation.reserved()), ((40, 1), 60));
-        let used = Used { charge: 5, tokens: 30 };
+        let used = Actual { charge: 5, tokens: 30 };
         world.ledger.settle(&mut world.memory, at(0), reservation, used).unwrap();
         assert_eq!(world.open(), (0, 0));
         let (_, served) = world.ledger.pool_status(

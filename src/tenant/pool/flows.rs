@@ -1,6 +1,6 @@
 //! Who had how much of a pool, and who comes first.
 
-use super::{GONE, HOLD_TICK, SCALE, Who};
+use super::{Contender, GONE, HOLD_TICK, SCALE};
 use crate::config::TenantClass;
 use crate::time::{Instant, Span};
 
@@ -15,19 +15,19 @@ const BACK_MAX: Span = Span::from_secs(2);
 /// What one tenant got of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flow {
-    pub(super) who: Who,
+    pub(super) who: Contender,
     /// Which of all that the pool ever knew: what an older one of the same tenant
     /// took is not settled here.
     pub(super) number: u64,
     /// What it was charged, in virtual time: reserves of open requests, actual
     /// amounts of ended ones, and what it was lifted by.
-    pub(super) time: u64,
+    pub(super) virtual_time: u64,
     /// Of that, reserves of open requests.
     pub(super) open: u64,
     /// What its requests use of what they reserve, in thousandths; an average.
-    pub(super) used: u64,
+    pub(super) used_permille: u64,
     /// Where the others were when it last asked.
-    pub(super) mark: u64,
+    pub(super) base_then: u64,
     /// It was refused and is expected back until then, for so many tokens.
     pub(super) wants_until: Instant,
     pub(super) wanted: u64,
@@ -42,9 +42,9 @@ pub(super) struct Flow {
 impl Flow {
     /// What it had, as far as can be foreseen: of what is open it will use as much
     /// as it used to.
-    fn had(&self) -> u64 {
-        let ended = self.time.saturating_sub(self.open);
-        ended.saturating_add(self.open.saturating_mul(self.used) / 1000)
+    fn service(&self) -> u64 {
+        let ended = self.virtual_time.saturating_sub(self.open);
+        ended.saturating_add(self.open.saturating_mul(self.used_permille) / 1000)
     }
 
     fn wants(&self, now: Instant) -> bool {
@@ -71,40 +71,41 @@ impl Flows {
     }
 
     /// Where a tenant stands among those who want the pool: the least first.
-    pub(super) fn order(&self, now: Instant, who: Who, credit: u64) -> (TenantClass, u64) {
-        (who.class, self.stand(now, who, credit).0)
+    pub(super) fn order(&self, now: Instant, who: Contender, credit: u64) -> (TenantClass, u64) {
+        (who.class, self.start_tag(now, who, credit).0)
     }
 
     /// What a tenant is taken to have had if it asks now, and where the others
     /// are: at the least of those who want the pool. Where nobody does there is
     /// room for all, and they are at the most: whoever comes next to nothing then
     /// starts level with them.
-    fn stand(&self, now: Instant, who: Who, credit: u64) -> (u64, u64) {
+    fn start_tag(&self, now: Instant, who: Contender, credit: u64) -> (u64, u64) {
         let others =
             || self.all.iter().filter(|one| one.who.key != who.key && one.who.class == who.class);
-        let least = others().filter(|one| one.wants(now)).map(Flow::had).min();
-        let base = least.or_else(|| others().map(Flow::had).max());
+        let least = others().filter(|one| one.wants(now)).map(Flow::service).min();
+        let base = least.or_else(|| others().map(Flow::service).max());
         let (Some(flow), Some(base)) = (self.of(who.key), base) else {
-            let had = self.of(who.key).map(Flow::had).or(base).unwrap_or(0);
+            let had = self.of(who.key).map(Flow::service).or(base).unwrap_or(0);
             return (had, had);
         };
-        let (had, credit) = (flow.had(), who.time(credit));
+        let (had, credit) = (flow.service(), who.time(credit));
         let least = match least {
             // Alone in wanting it.
             None if flow.wants(now) => had,
             Some(least) if flow.wants(now) => least.saturating_sub(credit),
             // It keeps what it was behind by when it last asked.
-            _ => base.saturating_sub(credit.min(flow.mark.saturating_sub(had))),
+            _ => base.saturating_sub(credit.min(flow.base_then.saturating_sub(had))),
         };
         (had.max(least), base)
     }
 
     /// A tenant asks: it is lifted to where it may stand. Returns its number.
-    pub(super) fn arrive(&mut self, now: Instant, who: Who, credit: u64) -> u64 {
-        let (stands, mark) = self.stand(now, who, credit);
+    pub(super) fn arrive(&mut self, now: Instant, who: Contender, credit: u64) -> u64 {
+        let (start, base) = self.start_tag(now, who, credit);
         if let Some(flow) = self.of_mut(who.key) {
-            flow.time = flow.time.saturating_add(stands.saturating_sub(flow.had()));
-            (flow.who, flow.mark, flow.touched) = (who, mark, now);
+            flow.virtual_time =
+                flow.virtual_time.saturating_add(start.saturating_sub(flow.service()));
+            (flow.who, flow.base_then, flow.touched) = (who, base, now);
             return flow.number;
         }
         if self.all.len() >= FLOWS_MAX {
@@ -117,10 +118,10 @@ impl Flows {
         self.all.push(Flow {
             who,
             number: self.last,
-            time: stands,
+            virtual_time: start,
             open: 0,
-            used: 1000,
-            mark,
+            used_permille: 1000,
+            base_then: base,
             wants_until: Instant::default(),
             wanted: 0,
             held_until: Instant::default(),
@@ -132,37 +133,45 @@ impl Flows {
 
     /// What a tenant's request of so many tokens is likely to use.
     pub(super) fn expects(&self, key: u64, tokens: u64) -> u64 {
-        tokens.saturating_mul(self.of(key).map_or(1000, |flow| flow.used)) / 1000
+        tokens.saturating_mul(self.of(key).map_or(1000, |flow| flow.used_permille)) / 1000
     }
 
     /// It is charged so many tokens.
-    pub(super) fn charge(&mut self, who: Who, tokens: u64) {
+    pub(super) fn charge(&mut self, who: Contender, tokens: u64) {
         if let Some(flow) = self.of_mut(who.key) {
             let time = who.time(tokens);
-            flow.time = flow.time.saturating_add(time);
+            flow.virtual_time = flow.virtual_time.saturating_add(time);
             flow.open = flow.open.saturating_add(time);
         }
     }
 
     /// An open request turns out to reserve less.
-    pub(super) fn lower(&mut self, who: Who, number: u64, from: u64, to: u64) {
+    pub(super) fn lower(&mut self, who: Contender, number: u64, from: u64, to: u64) {
         let less = who.time(from).saturating_sub(who.time(to));
         if let Some(flow) = self.of_mut(who.key).filter(|flow| flow.number == number) {
-            flow.time = flow.time.saturating_sub(less);
+            flow.virtual_time = flow.virtual_time.saturating_sub(less);
             flow.open = flow.open.saturating_sub(less);
         }
     }
 
     /// A request ends.
-    pub(super) fn settle(&mut self, now: Instant, who: Who, number: u64, tokens: u64, used: u64) {
+    pub(super) fn settle(
+        &mut self,
+        now: Instant,
+        who: Contender,
+        number: u64,
+        tokens: u64,
+        used: u64,
+    ) {
         let Some(flow) = self.of_mut(who.key).filter(|flow| flow.number == number) else { return };
         let reserved = who.time(tokens);
-        flow.time = flow.time.saturating_sub(reserved).saturating_add(who.time(used));
+        flow.virtual_time =
+            flow.virtual_time.saturating_sub(reserved).saturating_add(who.time(used));
         flow.open = flow.open.saturating_sub(reserved);
         flow.served = flow.served.saturating_add(used);
         flow.touched = now;
         if let Some(share) = used.saturating_mul(1000).checked_div(tokens) {
-            flow.used = (flow.used * 7 + share.min(4 * SCALE)) / 8;
+            flow.used_permille = (flow.used_permille * 7 + share.min(4 * SCALE)) / 8;
         }
     }
 
@@ -191,7 +200,13 @@ impl Flows {
 
     /// Room for one request of each tenant that was refused, is expected back and
     /// comes before this one: tokens, at most `most` for each, and requests.
-    pub(super) fn expected(&self, now: Instant, who: Who, credit: u64, most: u64) -> (u64, u64) {
+    pub(super) fn expected(
+        &self,
+        now: Instant,
+        who: Contender,
+        credit: u64,
+        most: u64,
+    ) -> (u64, u64) {
         let mine = self.order(now, who, credit);
         let back = self.all.iter().filter(|flow| flow.who.key != who.key);
         let back = back.filter(|flow| flow.wants_until > now);

@@ -17,8 +17,8 @@ fn capacity() -> Capacity {
     }
 }
 
-fn who(key: u64, class: TenantClass) -> Who {
-    Who { key, class, weight: 1 }
+fn who(key: u64, class: TenantClass) -> Contender {
+    Contender { key, class, weight: 1 }
 }
 
 const ELASTIC: TenantClass = TenantClass::Elastic;

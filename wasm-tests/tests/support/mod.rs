@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 use std::path::Path;
+use tidegate_envoy_support::{Backend, Envoy};
 use tidegate_wasm_tests::{Host, Module, Outcome, Request, Response, Root, Vm, exchange};
 
 /// Two pools, at 8,192 and 131,072 tokens.
@@ -50,6 +51,24 @@ impl Worker {
     pub fn count(&self, name: &str) -> u64 {
         self.host.counter(&format!("tidegate.{name}")).unwrap_or_else(|| panic!("no {name}"))
     }
+}
+
+/// An Envoy whose pools are all this backend, with requests spread evenly over
+/// its workers.
+pub fn gateway(backend: &Backend, workers: u32, config: &str) -> Envoy {
+    let port = backend.port();
+    Envoy::builder()
+        .backends([port; 2], [port; 2])
+        .configuration(config)
+        .workers(workers)
+        .exact_balance()
+        .start()
+        .unwrap()
+}
+
+/// What the filter in an Envoy has counted under this name, or its gauge shows.
+pub fn count(envoy: &Envoy, name: &str) -> u64 {
+    envoy.counter(&format!("wasmcustom.tidegate.{name}")).unwrap_or(0)
 }
 
 /// A chat completion body of so many content bytes of English.

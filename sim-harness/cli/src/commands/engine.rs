@@ -6,7 +6,7 @@ use std::time::Instant;
 use tidegate_sim::engine::{Config, Linear, Transfer};
 
 use super::CommandError;
-use super::step::PrecisionArg;
+use super::model::PrecisionArg;
 use crate::engine::{Dispatch, Plan, Split, run};
 use crate::hardware::{Hardware, HardwareError, Layout, Timing};
 

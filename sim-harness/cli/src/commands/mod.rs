@@ -4,6 +4,7 @@ mod calibrate;
 mod demo;
 mod engine;
 mod kernels;
+mod model;
 mod plan;
 mod prior;
 mod replay;

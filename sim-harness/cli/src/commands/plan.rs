@@ -3,17 +3,15 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::ValueEnum;
-use tidegate_sim::kernels::{Architecture, Deployment, Gpu, find_gpu};
+use tidegate_sim::kernels::{Deployment, Gpu, find_gpu};
 use tidegate_sim::plan::{Effort, PlanError, Price, Question, Slo, Source, plan};
-use tidegate_sim::workload::{
-    AGENT_HEAVY, AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Lengths, Trace, parse_trace,
-};
+use tidegate_sim::workload::{CapPolicy, Lengths, Trace, parse_trace};
 
 use super::CommandError;
-use super::step::PrecisionArg;
+use super::model::ModelArgs;
 use crate::files;
 use crate::plan::with_threads;
+use crate::replay::Synthetic;
 
 /// Flags of `plan`.
 #[derive(Debug, clap::Args)]
@@ -28,26 +26,13 @@ pub(super) struct Args {
     )]
     trace: Option<PathBuf>,
     /// A published distribution instead.
-    #[arg(long, value_enum)]
-    lengths: Option<Named>,
-    /// The model, such as Llama-3.1-70B.
-    #[arg(long, value_name = "NAME")]
-    model: String,
-    /// The GPU, such as h100_sxm.
-    #[arg(long, value_name = "NAME")]
-    gpu: String,
-    /// GPUs of a replica: they split every layer.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    tp: u32,
+    #[arg(long, value_name = "azure|lmsys|agent")]
+    lengths: Option<Synthetic>,
+    #[command(flatten)]
+    model: ModelArgs,
     /// Share the experts out over a replica's GPUs instead of splitting each.
     #[arg(long)]
     enable_expert_parallel: bool,
-    /// How weights are stored.
-    #[arg(long, value_enum, default_value = "bf16")]
-    weights: PrecisionArg,
-    /// How keys and values are stored.
-    #[arg(long, value_enum, default_value = "bf16")]
-    kv: PrecisionArg,
     /// The engine's share of a GPU's memory.
     #[arg(long, default_value_t = 0.9)]
     gpu_memory_utilization: f64,
@@ -101,16 +86,6 @@ pub(super) struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Named {
-    /// Azure's LLM inference trace of 2023.
-    Azure,
-    /// LMSYS-Chat-1M.
-    Lmsys,
-    /// A mixture of agents' requests.
-    Agent,
-}
-
 impl Args {
     fn question(&self) -> Result<Question, CommandError> {
         let wrong = |flag, why: String| CommandError::Flag(flag, why);
@@ -122,21 +97,15 @@ impl Args {
                     Trace::Totals(cdf) => Source::Drawn(Lengths::from_total(cdf)),
                 }
             }
-            (None, Some(Named::Lmsys)) => Source::Drawn(LMSYS_CHAT_1M),
-            (None, Some(Named::Agent)) => Source::Drawn(AGENT_HEAVY),
-            (None, _) => Source::Drawn(AZURE_2023),
+            (None, named) => Source::Drawn(named.unwrap_or(Synthetic::Azure).lengths()),
         };
-        let gpu = find_gpu(&self.gpu, &[]).ok_or_else(|| {
+        let ModelArgs { gpu: name, tp, .. } = &self.model;
+        let gpu = find_gpu(name, &[]).ok_or_else(|| {
             let known: Vec<String> = Gpu::all().into_iter().map(|gpu| gpu.name).collect();
-            wrong("--gpu", format!("found {:?}; allowed: {}", self.gpu, known.join(", ")))
+            wrong("--gpu", format!("found {name:?}; allowed: {}", known.join(", ")))
         })?;
-        let model = Architecture::find(&self.model).map_err(|e| wrong("--model", e.to_string()))?;
-        let deployment = Deployment {
-            ep: if self.enable_expert_parallel { self.tp } else { 1 },
-            weights: self.weights.into(),
-            kv: self.kv.into(),
-            ..Deployment::new(model, self.tp)
-        };
+        let ep = if self.enable_expert_parallel { *tp } else { 1 };
+        let deployment = Deployment { ep, ..self.model.deployment()? };
         Ok(Question {
             lengths,
             caps: self.caps,
@@ -169,10 +138,10 @@ impl Args {
         };
         let question = self.question()?;
         let start = Instant::now();
-        let mut told = |what: &str| {
+        let mut progress = |what: &str| {
             eprintln!("{:6.1} s: {what}", start.elapsed().as_secs_f64());
         };
-        let plan = with_threads(self.threads, |runner| plan(question, runner, &mut told));
+        let plan = with_threads(self.threads, |runner| plan(question, runner, &mut progress));
         let plan = plan.map_err(|error| match error {
             PlanError::Question(field, why) => CommandError::Flag(flag(field), why),
             other => CommandError::Plan(other),

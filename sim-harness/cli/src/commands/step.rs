@@ -3,40 +3,25 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use serde_json::{Map, Value, json};
 use tidegate_sim::engine::{Chunk, Work};
-use tidegate_sim::kernels::{
-    Architecture, Asked, Deployment, Execution, Explained, HostTime, Precision, Pricing, find_gpu,
-};
+use tidegate_sim::kernels::{Asked, Deployment, Execution, Explained, HostTime, Pricing, find_gpu};
 
 use super::CommandError;
+use super::model::ModelArgs;
 use crate::validate::{self, Timings};
 
 /// Flags of `step`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The model, such as Llama-3.1-70B.
-    #[arg(long, value_name = "NAME")]
-    model: String,
-    /// The GPU, such as h100_sxm.
-    #[arg(long, value_name = "NAME")]
-    gpu: String,
-    /// GPUs that split every layer.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    tp: u32,
+    #[command(flatten)]
+    model: ModelArgs,
     /// GPUs that share the experts out; 1 splits each expert by --tp.
     #[arg(long, value_name = "N", default_value_t = 1)]
     ep: u32,
     /// Attention replicas, each with a step like this one.
     #[arg(long, value_name = "N", default_value_t = 1)]
     dp: u32,
-    /// How weights are stored.
-    #[arg(long, value_enum, default_value = "bf16")]
-    weights: PrecisionArg,
-    /// How keys and values are stored.
-    #[arg(long, value_enum, default_value = "bf16")]
-    kv: PrecisionArg,
     /// Prompt tokens that the step computes: one sequence's, or several, as
     /// 512,256. 0 is none.
     #[arg(long, value_name = "TOKENS,…", value_delimiter = ',', default_value = "0")]
@@ -65,37 +50,10 @@ pub(super) struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum PrecisionArg {
-    /// bfloat16.
-    Bf16,
-    /// 8-bit float, one scale a tensor.
-    Fp8,
-    /// 8-bit float, one scale a block.
-    Fp8Block,
-}
-
-impl From<PrecisionArg> for Precision {
-    fn from(arg: PrecisionArg) -> Self {
-        match arg {
-            PrecisionArg::Bf16 => Self::Bf16,
-            PrecisionArg::Fp8 => Self::Fp8,
-            PrecisionArg::Fp8Block => Self::Fp8Block,
-        }
-    }
-}
-
 impl Args {
     pub(super) fn run(self) -> Result<(), CommandError> {
         let wrong = |flag, why: String| CommandError::Flag(flag, why);
-        let model = Architecture::find(&self.model).map_err(|e| wrong("--model", e.to_string()))?;
-        let deployment = Deployment {
-            ep: self.ep,
-            dp: self.dp,
-            weights: self.weights.into(),
-            kv: self.kv.into(),
-            ..Deployment::new(model, self.tp)
-        };
+        let deployment = Deployment { ep: self.ep, dp: self.dp, ..self.model.deployment()? };
         deployment.check().map_err(|e| wrong("the layout", e.to_string()))?;
         let chunks = self.prefill.iter().filter(|new| **new > 0);
         let chunks: Vec<Chunk> =
@@ -114,25 +72,26 @@ impl Args {
             return Err(wrong("--prefill and --decode", why));
         }
         let timings = match &self.profiles {
-            Some(folder) => {
-                validate::read_timings(folder, &[&self.gpu]).map_err(CommandError::Validate)?
-            }
+            Some(folder) => validate::read_timings(folder, &[&self.model.gpu])
+                .map_err(CommandError::Validate)?,
             None => Timings::default(),
         };
         let seats = self.decode.max(256);
         let longest = self.context.max(self.cached + tokens as u32);
         let asked = Asked {
-            gpu: &self.gpu,
+            gpu: &self.model.gpu,
             deployment,
             execution: Execution::vllm(tokens.max(2_048) as u32, seats, longest),
-            host: HostTime::vllm(!self.synchronous, self.tp, self.dp),
+            host: HostTime::vllm(!self.synchronous, self.model.tp, self.dp),
         };
         let pricing = if self.roofline { Pricing::Roofline } else { Pricing::Model };
         let (explained, source) = timings
             .with_profiles(|profiles| profiles.explain(&asked, pricing, &work))
             .map_err(|e| wrong("--gpu", e.to_string()))?;
-        let gpu = find_gpu(&self.gpu, timings.gpus()).map_or(self.gpu, |gpu| gpu.name);
-        let head = Head { model: model.name, gpu: &gpu, tp: self.tp, source: &source };
+        let gpu = find_gpu(&self.model.gpu, timings.gpus())
+            .map_or(self.model.gpu.clone(), |gpu| gpu.name);
+        let head =
+            Head { model: deployment.model.name, gpu: &gpu, tp: self.model.tp, source: &source };
         super::print(&if self.json { head.json(&explained) } else { head.text(&explained) })
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use crate::replay::{Outcome, table};
+use tidegate_sim::table::table;
+
+use crate::replay::Outcome;
 use crate::stats::mean;
 use crate::text::Kind;
 
@@ -15,13 +17,13 @@ const FEW: usize = 2;
 /// Prints the error by age and by kind of text. `outcomes` is in order of sending.
 pub(super) fn print(outcomes: &[Outcome], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\nHow it learned: mean |error| of the estimate, in order of sending")?;
-    table(out, &by_age(outcomes))?;
+    out.write_all(table(&by_age(outcomes)).as_bytes())?;
     writeln!(
         out,
         "\nThe same by kind of text: its true bytes per token, which nobody tells the filter, and the\n\
          mean |error| of the kind's first and last requests"
     )?;
-    table(out, &by_kind(outcomes))
+    out.write_all(table(&by_kind(outcomes)).as_bytes())
 }
 
 fn by_age(outcomes: &[Outcome]) -> Vec<Vec<String>> {

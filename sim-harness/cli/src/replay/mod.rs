@@ -45,7 +45,6 @@ pub use self::judge::{Verdict, Window, Windows, WindowsError, judge};
 pub use self::plan::{
     DEFAULT_RATE, DEFAULT_REQUESTS, Prepared, Source, Style, Synthetic, Workload, prepare,
 };
-pub use self::print::table;
 pub use self::report::{Errors, Estimate, Percentiles, PoolRow, Report};
 pub use self::send::{Answered, Decision, Failure, Origin, Outcome, send};
 pub use self::senders::{

@@ -26,7 +26,7 @@ pub enum Synthetic {
 
 impl Synthetic {
     /// The distribution.
-    pub(super) fn lengths(self) -> Lengths {
+    pub fn lengths(self) -> Lengths {
         match self {
             Self::Azure => AZURE_2023,
             Self::Lmsys => LMSYS_CHAT_1M,

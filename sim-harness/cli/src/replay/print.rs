@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use tidegate_sim::table::table;
+
 use super::judge::Verdict;
 use super::report::{Errors, Percentiles, Report};
 
@@ -56,7 +58,7 @@ impl Report {
             pair(self.ttft),
             pair(self.tpot),
         ]);
-        table(out, &rows)
+        out.write_all(table(&rows).as_bytes())
     }
 
     fn print_reasons(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -70,14 +72,14 @@ impl Report {
         if rows.is_empty() {
             rows.push(vec!["  -".into()]);
         }
-        table(out, &rows)
+        out.write_all(table(&rows).as_bytes())
     }
 
     fn print_notes(&self, out: &mut dyn Write) -> io::Result<()> {
         if !self.errors.is_empty() {
             writeln!(out, "\nErrors")?;
             let rows = self.errors.iter().map(|(name, n)| vec![format!("  {name}"), n.to_string()]);
-            table(out, &rows.collect::<Vec<_>>())?;
+            out.write_all(table(&rows.collect::<Vec<_>>()).as_bytes())?;
         }
         let (checked, other) = self.prompt_lengths;
         writeln!(
@@ -115,7 +117,7 @@ impl Report {
             Some(count) => rows.push(row("not judged", count, "failed, or no pool is known")),
             None => rows.push(row("refused", self.refused, "a 400 that names the context length")),
         }
-        table(out, &rows)
+        out.write_all(table(&rows).as_bytes())
     }
 
     fn print_estimate(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -137,7 +139,7 @@ impl Report {
                 text(|e| e.count.to_string()),
             ]);
         }
-        table(out, &rows)
+        out.write_all(table(&rows).as_bytes())
     }
 }
 
@@ -152,40 +154,6 @@ fn time(seconds: f64) -> String {
         s if s >= 0.01 => format!("{:.0} ms", s * 1e3),
         s => format!("{:.1} ms", s * 1e3),
     }
-}
-
-/// Columns wide enough for their cells: the first to the left, numbers to the
-/// right, a last column of words to the left.
-pub fn table(out: &mut dyn Write, rows: &[Vec<String>]) -> io::Result<()> {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let words = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty());
-        column == 0
-            || column + 1 == columns
-                && cells.clone().all(|cell| cell.starts_with(|c: char| c.is_ascii_lowercase()))
-    };
-    for row in rows {
-        let mut line = String::new();
-        for ((column, cell), width) in row.iter().enumerate().zip(&widths) {
-            let gap = " ".repeat(width - cell.chars().count());
-            let joint = if column == 0 { "" } else { "  " };
-            line.push_str(joint);
-            if words(column) {
-                line.push_str(cell);
-                line.push_str(&gap);
-            } else {
-                line.push_str(&gap);
-                line.push_str(cell);
-            }
-        }
-        writeln!(out, "{}", line.trim_end())?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -236,17 +204,5 @@ mod tests {
         };
         assert_eq!(words("  spill"), ["2", "100.0"], "{text}");
         assert_eq!(words("  not judged"), ["2", "failed,"], "{text}");
-    }
-
-    #[test]
-    fn columns_line_up() {
-        let rows = [["a", "requests", "why"], ["long", "7", "because"]];
-        let rows: Vec<Vec<String>> = rows.iter().map(|r| r.map(String::from).to_vec()).collect();
-        let mut text = Vec::new();
-        table(&mut text, &rows).unwrap();
-        assert_eq!(
-            String::from_utf8(text).unwrap(),
-            "a     requests  why\nlong         7  because\n"
-        );
     }
 }

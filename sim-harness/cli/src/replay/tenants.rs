@@ -9,10 +9,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tidegate::tenant::Entitlement;
 use tidegate::usage::Usage;
+use tidegate_sim::table::table;
 
 use super::Run;
 use super::judge::{WindowsError, config};
-use super::print::{pair, table};
+use super::print::pair;
 use super::report::{Percentiles, percentiles, ttft};
 use super::send::{Failure, Outcome};
 use super::senders::{Sender, Senders};
@@ -187,7 +188,7 @@ impl TenantReport {
                 pair(row.ttft),
             ]);
         }
-        table(out, &rows)?;
+        out.write_all(table(&rows).as_bytes())?;
         self.print_counts(out, "Refused", |row| &row.refused)?;
         self.print_counts(out, "Admitted without a complete answer", |row| &row.failed)
     }
@@ -208,7 +209,7 @@ impl TenantReport {
             return Ok(());
         }
         writeln!(out, "\n{title}")?;
-        table(out, &rows)
+        out.write_all(table(&rows).as_bytes())
     }
 }
 
