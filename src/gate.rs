@@ -162,7 +162,7 @@ impl Gate {
             let estimated = self.estimate(settings, model, facts, seen);
             let (pool, fit) = match seen {
                 Seen::Nothing | Seen::CutBlind { .. } => (model.pools.last()?, Fit::Largest),
-                _ => pool::choose(model, estimated.0.budget.fit)?,
+                _ => pool::choose(model, estimated.0.budget)?,
             };
             Some((Arc::clone(pool), fit, estimated))
         });
@@ -263,7 +263,7 @@ impl Gate {
             self.ledger.load(slots, now, capacity, tokens)
         };
         let loads: Vec<Option<Load>> = model.pools.iter().map(load).collect();
-        let Some((pool, moved)) = pool::place(model, &loads, estimated.budget.fit) else { return };
+        let Some((pool, moved)) = pool::place(model, &loads, estimated.budget) else { return };
         let pool = Arc::clone(pool);
         if moved {
             decision.reason = Reason::Spill;

@@ -37,7 +37,8 @@ pub struct Pool {
     pub cluster: String,
     /// The window of its replicas, in tokens (vLLM's `max_model_len`).
     pub max_model_len: u64,
-    /// Requests up to so many tokens are for this pool.
+    /// Requests that are expected to take up to so many tokens are for this pool,
+    /// if its window holds what they may take.
     pub threshold: u64,
     /// What to do about streams that were not asked for their usage.
     pub stream_usage: StreamUsage,

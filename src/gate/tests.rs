@@ -159,9 +159,12 @@ fn misroutes_are_counted_both_ways() {
     assert_eq!(case(200_000, Cap::Absent, 60_000, 5536, None), (false, false, true, false));
     // Stopped at its own cap, which ends at the window.
     assert_eq!(case(400, Cap::Tokens(100), 8092, 100, None), ok);
-    // Went long, but fitted the short threshold; 4,001 did not.
-    assert_eq!(case(40_000, Cap::Tokens(100), 3900, 10, None), over);
-    assert_eq!(case(40_000, Cap::Tokens(101), 3900, 10, None), ok);
+    // Went long, but took no more than the short threshold; 4,001 did.
+    assert_eq!(case(40_000, Cap::Tokens(100), 3990, 10, None), over);
+    assert_eq!(case(40_000, Cap::Tokens(100), 3990, 11, None), ok);
+    // The short engine would have refused it for its cap.
+    assert_eq!(case(40_000, Cap::Tokens(4202), 3990, 10, None), over);
+    assert_eq!(case(40_000, Cap::Tokens(4203), 3990, 10, None), ok);
     assert_eq!(case(40_000, Cap::Absent, 3900, 10, None), over);
     // It fitted, but the other pool answered: the short one was down.
     assert_eq!(case(400, Cap::Tokens(100), 107, 10, Some(b"long")), (false, false, false, true));

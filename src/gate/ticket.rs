@@ -196,7 +196,8 @@ impl Estimated {
         // would have done.
         if answer.complete && !self.uncertain_cap {
             let mut smaller = self.pools().iter().take_while(|pool| pool.name != chosen.name);
-            settlement.over_route = smaller.any(|pool| needed <= pool.threshold);
+            let takes = |pool: &Arc<Pool>| needed <= pool.max_model_len && used <= pool.threshold;
+            settlement.over_route = smaller.any(takes);
         }
     }
 }

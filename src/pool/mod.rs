@@ -18,6 +18,10 @@ pub struct Budget {
     /// output. The engine checks each sequence alone, so this is what must fit
     /// a window; it is never multiplied by `n`.
     pub fit: u64,
+    /// Expected tokens of that sequence: its prompt and what its answer takes,
+    /// 95 times of 100, at most `fit`. A threshold goes by this: where a request
+    /// is served best does not hang on a cap that its answer never comes near.
+    pub need: u64,
     /// Expected tokens of all sequences together, for admission and ledgers.
     pub reserve: u64,
     /// Output tokens of all sequences together, up to their caps.
@@ -49,9 +53,11 @@ impl Budget {
         let (output_cap, output_learned) = (all_output(cap), all_output(cap.min(output.learned)));
         let reserved =
             if output.reserve == OutputReserve::Learned { output_learned } else { output_cap };
+        let one = whole(largest.mean).max(facts.largest_token_ids);
         Self {
             input,
             fit: prompt.saturating_add(cap),
+            need: one.min(prompt).saturating_add(cap.min(output.learned)),
             reserve: input.saturating_add(reserved),
             output_cap,
             output_learned,
@@ -82,11 +88,12 @@ pub enum Fit {
     TooLarge,
 }
 
-/// The smallest pool whose threshold is at least `fit`. `None` only for a
-/// model without pools, which no configuration has.
-pub fn choose(model: &Model, fit: u64) -> Option<(&Arc<Pool>, Fit)> {
+/// The smallest pool whose window holds `fit` and whose threshold is at least
+/// `need`. `None` only for a model without pools, which no configuration has.
+pub fn choose(model: &Model, Budget { fit, need, .. }: Budget) -> Option<(&Arc<Pool>, Fit)> {
     let (largest, smaller) = model.pools.split_last()?;
-    Some(match smaller.iter().find(|pool| fit <= pool.threshold) {
+    let takes = |pool: &&Arc<Pool>| fit <= pool.max_model_len && need <= pool.threshold;
+    Some(match smaller.iter().find(takes) {
         Some(pool) => (pool, Fit::Threshold),
         None if fit <= largest.max_model_len => (largest, Fit::Largest),
         None => (largest, Fit::TooLarge),
@@ -122,15 +129,27 @@ mod tests {
         Estimate { mean, high }
     }
 
+    /// Of a request that may take `fit` tokens and is expected to take `need`.
+    pub(super) fn budget(fit: u64, need: u64) -> Budget {
+        Budget { input: 0, fit, need, reserve: 0, output_cap: 0, output_learned: 0 }
+    }
+
     #[test]
     fn edges_of_the_thresholds() {
         let model = model(&[(8192, 6000), (16384, 16384), (65536, 65536)]);
-        let name = |fit| choose(&model, fit).map(|(pool, how)| (pool.name.as_str(), how)).unwrap();
+        let named = |fit, need| {
+            choose(&model, budget(fit, need)).map(|(pool, how)| (pool.name.as_str(), how)).unwrap()
+        };
+        let name = |fit| named(fit, fit);
         assert_eq!(name(6000), ("8192", Fit::Threshold));
         assert_eq!(name(6001), ("16384", Fit::Threshold));
         assert_eq!(name(16385), ("65536", Fit::Largest));
         assert_eq!(name(65536), ("65536", Fit::Largest));
         assert_eq!(name(65537), ("65536", Fit::TooLarge));
+        // A threshold is for what is expected, a window for what may be.
+        assert_eq!(named(8192, 6000), ("8192", Fit::Threshold));
+        assert_eq!(named(8192, 6001), ("16384", Fit::Threshold));
+        assert_eq!(named(8193, 6000), ("16384", Fit::Threshold));
     }
 
     #[test]
@@ -146,7 +165,9 @@ mod tests {
         let capped = budget(&facts, tokens, 20);
         assert_eq!((capped.input, capped.fit, capped.reserve), (111, 132 + 50, 111 + 150));
         assert_eq!((capped.output_cap, capped.output_learned), (150, 60));
-        // What was learned never overrules the cap where it must fit.
+        // What was learned never overrules the cap where it must fit, but tells what
+        // is likely.
+        assert_eq!((capped.need, budget(&facts, tokens, 90).need), (111 + 20, 111 + 50));
         assert_eq!(budget(&facts, learned, 20), Budget { reserve: 111 + 60, ..capped });
         assert_eq!(budget(&facts, learned, 1024).reserve, 111 + 150);
         facts.cap = Cap::Absent;
@@ -155,7 +176,7 @@ mod tests {
         assert_eq!(budget(&facts, OutputReserve::Longest, 20).fit, 9000);
         let output = Output { reserve: OutputReserve::Tokens(10), learned: 10, window: 9000 };
         let image = Budget::new(&facts, text, text, 1000, output);
-        assert_eq!((image.input, image.fit), (1111, 1142));
+        assert_eq!((image.input, image.fit, image.need), (1111, 1142, 1121));
         facts.api = Api::Completions;
         assert_eq!(budget(&facts, OutputReserve::Longest, 20).fit, 132 + 16);
     }
@@ -165,17 +186,19 @@ mod tests {
         fn a_request_never_goes_where_it_does_not_fit(
             lens in prop::collection::btree_set(1_u64..100_000, 2..12),
             fit in 0_u64..120_000,
+            share in 0.0..=1.0_f64,
         ) {
+            let need = (fit as f64 * share) as u64;
             // Pairs of a threshold and a larger window, the largest without.
             let lens: Vec<u64> = lens.into_iter().collect();
             let mut pools: Vec<_> = lens.chunks_exact(2).map(|pair| (pair[1], pair[0])).collect();
             let top = pools.last().unwrap().0;
             pools.last_mut().unwrap().1 = top;
             let model = model(&pools);
-            let (pool, how) = choose(&model, fit).unwrap();
+            let (pool, how) = choose(&model, budget(fit, need)).unwrap();
             prop_assert!(fit <= pool.max_model_len || (how == Fit::TooLarge && fit > top));
             // And never to a larger pool than it needs.
-            let smallest = pools.iter().find(|(_, threshold)| fit <= *threshold);
+            let smallest = pools.iter().find(|(len, most)| fit <= *len && need <= *most);
             prop_assert_eq!(pool.max_model_len, smallest.map_or(top, |(len, _)| *len));
         }
 
@@ -191,6 +214,7 @@ mod tests {
             let output = Output { reserve: OutputReserve::Longest, learned: cap, window: 9 };
             let budget = Budget::new(&facts, text, text, media, output);
             prop_assert!(budget.fit >= cap && budget.reserve >= budget.input);
+            prop_assert!(budget.need <= budget.fit);
         }
     }
 }

@@ -6,6 +6,7 @@
 //! It starts to spill at one mark and stops at a lower one, and stays for a while
 //! in either state: without both, all traffic would swing from pool to pool.
 
+use super::Budget;
 use crate::config::{Model, Pool};
 use crate::time::{Instant, Span};
 use std::sync::Arc;
@@ -86,21 +87,22 @@ pub struct Load {
     pub threshold: Option<u64>,
 }
 
-/// The pool for a request of so many tokens, and whether another one than by
+/// The pool for a request of that budget, and whether another one than by
 /// the thresholds: its own spills, this one holds it for sure and has room.
 /// `loads` has one for each of the model's pools; `None` where a pool states no
 /// capacity. `None` only for a model without pools.
 pub fn place<'a>(
     model: &'a Model,
     loads: &[Option<Load>],
-    fit: u64,
+    Budget { fit, need, .. }: Budget,
 ) -> Option<(&'a Arc<Pool>, bool)> {
     let (largest, smaller) = model.pools.split_last()?;
     let load = |at: usize| loads.get(at).copied().flatten();
     let threshold = |(at, pool): (usize, &Arc<Pool>)| {
         load(at).and_then(|load| load.threshold).unwrap_or(pool.threshold).min(pool.max_model_len)
     };
-    let own = smaller.iter().enumerate().find(|one| fit <= threshold(*one));
+    let takes = |one: &(usize, &Arc<Pool>)| fit <= one.1.max_model_len && need <= threshold(*one);
+    let own = smaller.iter().enumerate().find(takes);
     let (at, own) = own.unwrap_or((smaller.len(), largest));
     if !load(at).is_some_and(|load| load.spills) {
         return Some((own, false));
@@ -132,6 +134,7 @@ pub fn adapt_threshold(threshold: u64, range: ThresholdRange, own: u64, larger: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::tests::budget;
     use proptest::prelude::*;
 
     const LAW: SpillLaw = SpillLaw { enter: 900, leave: 700, dwell: Span::from_secs(2) };
@@ -166,7 +169,7 @@ mod tests {
 
     fn name(fit: u64, loads: &[Option<Load>]) -> String {
         let model = model();
-        let (pool, moved) = place(&model, loads, fit).unwrap();
+        let (pool, moved) = place(&model, loads, budget(fit, fit)).unwrap();
         format!("{}{}", pool.name, if moved { " moved" } else { "" })
     }
 
@@ -207,6 +210,7 @@ mod tests {
         #[test]
         fn what_is_placed_fits(
             fit in 1_u64..200_000,
+            need in 1_u64..200_000,
             loads in prop::collection::vec(
                 prop::option::of((0_u64..2000, any::<bool>(), 0_u64..200, prop::option::of(1_u64..200_000))),
                 3,
@@ -218,7 +222,7 @@ mod tests {
                 })
             }).collect();
             let model = model();
-            let (pool, moved) = place(&model, &loads, fit).unwrap();
+            let (pool, moved) = place(&model, &loads, budget(fit, fit.min(need))).unwrap();
             prop_assert!(fit <= pool.max_model_len || pool.name == "131072" && !moved);
         }
     }

@@ -36,9 +36,10 @@ impl World {
         Instant::from_nanos(self.now * 1_000_000)
     }
 
-    /// A request with so large a cap, placed and counted.
-    fn open(&mut self, cap: u64) -> (Ticket, Decision) {
-        let body = Body::Whole(chat(400, Cap::Tokens(cap)));
+    /// A request with so long a prompt, placed and counted.
+    fn open(&mut self, tokens: u64) -> (Ticket, Decision) {
+        // Nothing is learned yet: four bytes to a token.
+        let body = Body::Whole(chat(4 * tokens, Cap::Tokens(10)));
         let (mut ticket, mut decision) = self.gate.open(self.config.base(), body);
         let (now, memory) = (self.now(), &mut self.memory);
         self.gate.place(now, memory, &self.config, &mut ticket, &mut decision);
@@ -51,8 +52,8 @@ impl World {
         self.gate.close(now, &mut self.memory, ticket, &used(107, 10))
     }
 
-    fn placed(&mut self, cap: u64) -> (Ticket, String) {
-        let (ticket, decision) = self.open(cap);
+    fn placed(&mut self, tokens: u64) -> (Ticket, String) {
+        let (ticket, decision) = self.open(tokens);
         (ticket, format!("{} {}", decision.pool.name, decision.reason.word()))
     }
 
