@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tidegate::config::{Config, Inspect, Pool, Settings, Tenants};
 use tidegate::estimate::Tally;
 use tidegate::gate::{Answer, Body, Gate, Reason, Settlement, Ticket};
+use tidegate::pool::Budget;
 use tidegate::request::{Api, Cap, RequestFacts};
 use tidegate::share::{Exchange, LocalSlots};
 use tidegate::tenant::Released;
@@ -44,6 +45,8 @@ pub(super) struct Opened {
     pub(super) pool: Arc<Pool>,
     /// The largest pool of its model.
     pub(super) largest: Arc<Pool>,
+    /// What the gate takes it for, if it was read.
+    pub(super) budget: Option<Budget>,
     /// It went there since its own pool is under pressure.
     pub(super) moved: bool,
     /// Nothing where there are no tenants.
@@ -124,7 +127,8 @@ impl Fleet {
         let largest = Arc::clone(largest.unwrap_or(&settings.default_pool));
         let moved = decision.reason == Reason::Spill && !dry_run;
         let pool = if dry_run { Arc::clone(&settings.default_pool) } else { decision.pool };
-        Some(Opened { ticket, pool, largest, moved, admitted, dry_run })
+        let budget = decision.budget;
+        Some(Opened { ticket, pool, largest, budget, moved, admitted, dry_run })
     }
 
     /// A request has ended.

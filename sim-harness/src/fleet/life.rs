@@ -168,6 +168,10 @@ impl Simulation<'_> {
         };
         let chosen = place_of(&opened.pool.name)?;
         let largest = place_of(&opened.largest.name)?;
+        if let (Some(budget), Some(live)) = (&opened.budget, self.at_place(place)) {
+            let nth = live.serial;
+            self.tell_placed(nth, budget);
+        }
         let ticket = opened.ticket;
         let (mut pool, mut retried) = (chosen, false);
         self.pool(chosen, |book| {

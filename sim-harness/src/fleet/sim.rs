@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use tidegate::config::Tenants;
 use tidegate::gate::Ticket;
+use tidegate::pool::Budget;
 
 use super::book::{Outcome, PoolBook, TenantBook};
 use super::gateway::{Fleet, Opened};
@@ -197,6 +198,12 @@ impl<'a> Simulation<'a> {
     pub(super) fn tell(&mut self, fate: &Fate) {
         if let Some(watch) = &mut self.watch {
             self.enough |= !watch.ended(fate);
+        }
+    }
+
+    pub(super) fn tell_placed(&mut self, nth: u64, budget: &Budget) {
+        if let Some(watch) = &mut self.watch {
+            watch.placed(nth, budget);
         }
     }
 

@@ -1,5 +1,7 @@
 //! Looking on while a fleet runs, and ending it when enough is known.
 
+use tidegate::pool::Budget;
+
 /// How one request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fate {
@@ -19,8 +21,11 @@ pub struct Fate {
     pub retried: bool,
 }
 
-/// Is told of every request that ends.
+/// Is told of every request that goes to a pool, and that ends.
 pub trait Watch {
+    /// The `nth` request has gone to a pool, taken for so much.
+    fn placed(&mut self, _nth: u64, _budget: &Budget) {}
+
     /// A request has ended. Says whether the simulation goes on.
     fn ended(&mut self, fate: &Fate) -> bool;
 }

@@ -1,7 +1,7 @@
 //! Fleet sizes without a simulation: three formulas, each with one effect more.
 
 use super::question::{PlanError, Question, Shape};
-use super::trial::StepTimes;
+use super::trial::{Layout, StepTimes};
 use crate::engine::{Chunk, StepTime, Work};
 use crate::rng::Pcg;
 
@@ -10,29 +10,26 @@ const SAMPLE: usize = 8_000;
 /// Streams of the seed.
 const LENGTHS: u64 = 7;
 const CAPS: u64 = 8;
+/// Thresholds are multiples of so many tokens.
+pub(super) const STEP: u32 = 128;
 
 /// One request of the sample.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Need {
+pub(super) struct Drawn {
     pub(super) input: u32,
     pub(super) output: u32,
     cap: Option<u32>,
 }
 
-impl Need {
-    /// What a router goes by: the prompt and the cap, or what stands in for it.
-    fn budget(&self, reserve: u32) -> u32 {
-        self.input.saturating_add(self.cap.unwrap_or(reserve))
-    }
-}
-
 /// The sample.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
-    pub(super) all: Vec<Need>,
+    pub(super) all: Vec<Drawn>,
     /// The output that 99 of 100 requests stay within, rounded up: stands in for
     /// caps that clients do not name.
     pub(super) reserve: u32,
+    /// The output that 95 of 100 stay within: what a gate learns.
+    learned: u32,
 }
 
 /// The value at a share of sorted numbers.
@@ -41,32 +38,41 @@ fn quantile(sorted: &[u32], share: f64) -> u32 {
     sorted.get(at.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(1)
 }
 
+/// Shares of the requests that thresholds are tried for, the likeliest first.
+const SHARES: [f64; 9] = [0.95, 0.80, 0.99, 0.60, 0.90, 0.998, 0.40, 0.70, 0.98];
+
 impl Sample {
     pub(super) fn new(question: &Question) -> Self {
         let drawn = question.lengths.sample(SAMPLE, &mut Pcg::new(question.seed, LENGTHS));
         let mut rng = Pcg::new(question.seed, CAPS);
-        let need = |(input, output): (u32, u32)| Need {
+        let one = |(input, output): (u32, u32)| Drawn {
             input,
             output,
             cap: question.caps.draw(output, &mut rng),
         };
-        let all: Vec<Need> = drawn.into_iter().map(need).collect();
-        let mut outputs: Vec<u32> = all.iter().map(|need| need.output).collect();
+        let all: Vec<Drawn> = drawn.into_iter().map(one).collect();
+        let mut outputs: Vec<u32> = all.iter().map(|one| one.output).collect();
         outputs.sort_unstable();
         let reserve = quantile(&outputs, 0.99).next_multiple_of(64);
-        Self { all, reserve: reserve.min(question.window / 2) }
+        let learned = quantile(&outputs, 0.95);
+        Self { all, reserve: reserve.min(question.window / 2), learned }
+    }
+
+    /// What thresholds go by: what a gate expects, or the truth.
+    fn need(&self, one: &Drawn, oracle: bool) -> u32 {
+        let expected = one.cap.unwrap_or(self.reserve).min(self.learned);
+        one.input.saturating_add(if oracle { one.output } else { expected })
     }
 
     /// Thresholds to try: quantiles of what requests need, and the papers' 8,192.
-    /// Rising, multiples of 256, below the window.
-    pub(super) fn thresholds(&self, window: u32, count: usize) -> Vec<u32> {
-        let mut needs: Vec<u32> = self.all.iter().map(|need| need.budget(self.reserve)).collect();
+    /// Rising, multiples of 128, below the window.
+    pub(super) fn thresholds(&self, window: u32, count: usize, oracle: bool) -> Vec<u32> {
+        let mut needs: Vec<u32> = self.all.iter().map(|one| self.need(one, oracle)).collect();
         needs.sort_unstable();
-        let shares = [0.95, 0.80, 0.99, 0.60, 0.90, 0.40, 0.70, 0.98];
         let mut found: Vec<u32> = Vec::new();
         let most = needs.last().copied().unwrap_or(1);
-        for threshold in shares.iter().map(|share| quantile(&needs, *share)).chain([8_192]) {
-            let threshold = threshold.next_multiple_of(256);
+        for threshold in SHARES.iter().map(|share| quantile(&needs, *share)).chain([8_192]) {
+            let threshold = threshold.next_multiple_of(STEP);
             // Above the longest request nobody would be left for the large pool.
             let useful = threshold < window && threshold < most;
             if useful && !found.contains(&threshold) && found.len() < count {
@@ -86,14 +92,14 @@ impl Sample {
     }
 
     /// The requests of each of these pools.
-    fn split(&self, windows: &[u32]) -> Vec<Traffic> {
-        let last = windows.len() - 1;
-        let mut parts = vec![Vec::new(); windows.len()];
-        for need in &self.all {
-            let budget = need.budget(self.reserve);
-            let place = windows.iter().position(|window| budget <= *window).unwrap_or(last);
+    fn split(&self, thresholds: &[u32], oracle: bool) -> Vec<Traffic> {
+        let last = thresholds.len() - 1;
+        let mut parts = vec![Vec::new(); thresholds.len()];
+        for one in &self.all {
+            let need = self.need(one, oracle);
+            let place = thresholds.iter().position(|most| need <= *most).unwrap_or(last);
             if let Some(part) = parts.get_mut(place) {
-                part.push(*need);
+                part.push(*one);
             }
         }
         parts.iter().map(|part| Traffic::new(part, self.all.len())).collect()
@@ -113,7 +119,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    fn new(part: &[Need], all: usize) -> Self {
+    fn new(part: &[Drawn], all: usize) -> Self {
         if part.is_empty() {
             return Self::default();
         }
@@ -264,16 +270,18 @@ fn staffed(load: f64, slots: f64, service: f64, cv2: f64, wait: f64) -> u32 {
 pub(super) fn guess(
     question: &Question,
     sample: &Sample,
-    shapes: &[Shape],
+    layout: &Layout,
     rate: f64,
     bench: &mut StepTimes,
 ) -> Result<Guess, PlanError> {
-    let windows: Vec<u32> = shapes.iter().map(|shape| shape.window).collect();
-    let everything = sample.split(&[u32::MAX]).first().copied().unwrap_or_default();
+    let shapes = &layout.shapes;
+    let thresholds: Vec<u32> = shapes.iter().map(|shape| shape.threshold).collect();
+    let everything = sample.split(&[u32::MAX], layout.oracle).first().copied().unwrap_or_default();
     let mut pools = Vec::new();
     let mut closed = 0;
-    for (shape, traffic) in shapes.iter().zip(sample.split(&windows)) {
-        let table = table_slots(shape.window);
+    for (shape, traffic) in shapes.iter().zip(sample.split(&thresholds, layout.oracle)) {
+        // Their short pools have a window as long as their threshold.
+        let table = table_slots(shape.threshold);
         let batched = shape.batched;
         let seats = Shape { seats: table, ..*shape };
         let time = bench.time(question, seats)?;

@@ -3,10 +3,10 @@
 use super::analytic::Guess;
 use super::question::{Question, Slo};
 use super::search::Scale;
-use super::trial::Layout;
+use super::trial::{Layout, Outcome};
 
 /// The smallest fleet of one kind that holds the promise.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sized {
     /// Replicas of each pool, at the asked rate.
     pub replicas: Vec<u32>,
@@ -14,8 +14,8 @@ pub struct Sized {
     pub gpus: u32,
     /// The fewest and the most GPUs that one seed asked for.
     pub spread: (u32, u32),
-    /// 99th percentiles over all requests, in seconds, as simulated with the
-    /// first seed; nothing where so many were never answered.
+    /// 99th percentiles over all requests, in seconds, with the first seed, at the
+    /// asked rate if that was simulated; nothing where so many were never answered.
     pub ttft_p99: Option<f64>,
     /// The same.
     pub tpot_p99: Option<f64>,
@@ -31,6 +31,21 @@ pub struct Sized {
     pub retried: f64,
     /// Times that a request made room for others, for each that counts.
     pub preemptions: f64,
+}
+
+impl Sized {
+    /// Takes over what a simulation of so many requests shows.
+    pub(super) fn shows(&mut self, outcome: &Outcome, measured: u64) {
+        let share = |count: u64| count as f64 / measured as f64;
+        self.ttft_p99 = outcome.p99(|tally| &tally.ttft, measured);
+        self.tpot_p99 = outcome.p99(|tally| &tally.tpot, measured);
+        self.shares = outcome.pools.iter().map(|pool| share(pool.requests)).collect();
+        self.truncated = share(outcome.pools.iter().map(|pool| pool.truncated).sum());
+        self.retried = share(outcome.pools.iter().map(|pool| pool.retried).sum());
+        self.lost = share(outcome.lost);
+        self.preemptions = share(outcome.preemptions);
+        self.kv.clone_from(&outcome.kv);
+    }
 }
 
 /// One way to build the fleet.
@@ -50,25 +65,27 @@ impl Alternative {
         self.size.as_ref().ok().map(|size| size.gpus)
     }
 
-    /// Windows of all pools but the largest.
+    /// Thresholds of all pools but the largest.
     pub fn thresholds(&self) -> Vec<u32> {
         let shapes = self.layout.shapes.split_last().map_or(&[][..], |(_, smaller)| smaller);
-        shapes.iter().map(|shape| shape.window).collect()
+        shapes.iter().map(|shape| shape.threshold).collect()
     }
 }
 
 /// A candidate that was tried, coarsely and with one seed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Windows of all pools but the largest.
+    /// Thresholds of all pools but the largest.
     pub thresholds: Vec<u32>,
     /// GPUs; nothing where no number is enough.
     pub gpus: Option<u32>,
 }
 
-/// The answer's fleet at the asked rate itself.
-#[derive(Clone, Debug, PartialEq)]
+/// One fleet at the asked rate itself.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verified {
+    /// Which one.
+    pub name: &'static str,
     /// It held the promise with all seeds.
     pub holds: bool,
     /// Replicas that had to be added for that.
@@ -92,6 +109,19 @@ pub struct AtRate {
     pub tuned: Option<u32>,
 }
 
+/// GPUs when lengths have moved and thresholds have not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drifted {
+    /// How they moved.
+    pub what: &'static str,
+    /// Of the answer's layout.
+    pub plan: Option<u32>,
+    /// Of the papers' single pool, and of the tuned one.
+    pub homogeneous: Option<u32>,
+    /// The same.
+    pub tuned: Option<u32>,
+}
+
 /// The answer.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -107,30 +137,53 @@ pub struct Plan {
     pub homogeneous: Alternative,
     /// One pool with searched settings.
     pub tuned: Alternative,
-    /// The best split into two pools; nothing where pools are 1 or no threshold
-    /// divides the requests.
-    pub two: Option<Alternative>,
-    /// The best split into three.
-    pub three: Option<Alternative>,
+    /// The best split into each number of pools, two first; nothing where no
+    /// threshold divides the requests.
+    pub pools: Vec<Alternative>,
     /// The pools of the best split, where lengths are known.
     pub oracle: Option<Alternative>,
     /// All thresholds that were tried.
     pub candidates: Vec<Candidate>,
     /// The answer splits.
     pub splits: bool,
-    /// The answer at the full rate; nothing where it was not asked for.
-    pub verified: Option<Verified>,
+    /// All of them but the oracle at the full rate; nothing where it was not asked
+    /// for.
+    pub verified: Vec<Verified>,
     /// The answer at other rates.
     pub sensitivity: Vec<AtRate>,
+    /// The answer with other lengths.
+    pub drift: Vec<Drifted>,
     /// Simulations, and requests in them.
     pub runs: (u64, u64),
 }
 
+/// Names of splits into two, three and four pools.
+const SPLITS: [&str; 3] = ["two pools", "three pools", "four pools"];
+
+fn split_name(one: &Alternative) -> &'static str {
+    let pools = one.layout.shapes.len();
+    pools.checked_sub(2).and_then(|nth| SPLITS.get(nth)).copied().unwrap_or("pools")
+}
+
 impl Plan {
+    /// The alternatives that there are, with their names; the oracle is the last.
+    pub fn alternatives(&self) -> Vec<(&'static str, &Alternative)> {
+        let mut all = vec![("homogeneous", &self.homogeneous), ("tuned", &self.tuned)];
+        all.extend(self.pools.iter().map(|one| (split_name(one), one)));
+        all.extend(self.oracle.as_ref().map(|one| ("oracle", one)));
+        all
+    }
+
+    /// The same to change, without the oracle.
+    pub(super) fn alternatives_mut(&mut self) -> Vec<(&'static str, &mut Alternative)> {
+        let mut all = vec![("homogeneous", &mut self.homogeneous), ("tuned", &mut self.tuned)];
+        all.extend(self.pools.iter_mut().map(|one| (split_name(one), one)));
+        all
+    }
+
     /// The cheaper split of those that hold, if any.
     pub fn split(&self) -> Option<&Alternative> {
-        let all = [self.two.as_ref(), self.three.as_ref()];
-        all.into_iter().flatten().filter(|one| one.size.is_ok()).min_by_key(|one| one.gpus())
+        self.pools.iter().filter(|one| one.size.is_ok()).min_by_key(|one| one.gpus())
     }
 
     /// The answer: the split where it is cheaper than the tuned single pool, else

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::analytic::{Guess, Sample, guess, table_slots};
-use super::answer::{Alternative, AtRate, Candidate, Plan, Sized, Verified};
+use super::analytic::{Guess, STEP, Sample, guess, table_slots};
+use super::answer::{Alternative, AtRate, Candidate, Drifted, Plan, Sized, Verified};
 use super::question::{PlanError, Question, Shape};
-use super::search::{Found, Never, Scale, Search, Searcher, missed};
-use super::trial::{Allowed, Layout, Outcome, Runner, StepTimes, Trial};
+use super::search::{Drift, Found, Never, Scale, Search, Searcher, World, missed};
+use super::trial::{Layout, Outcome, Runner, StepTimes, Trial};
 
 /// Settings that are tried: `max_num_seqs` and `max_num_batched_tokens`.
 const SEATS: [u32; 5] = [16, 32, 64, 128, 256];
@@ -17,8 +17,10 @@ const BATCHED_DEFAULT: u32 = 8_192;
 
 /// How near a count comes to the smallest: while candidates are compared, and
 /// in the end.
-const COARSE: f64 = 0.04;
+const COARSE: f64 = 0.03;
 const FINE: f64 = 0.01;
+/// Candidates whose pools' settings are searched.
+const TUNED: usize = 3;
 
 /// Makes a plan. `progress` hears what is done next, for people who wait.
 pub fn plan(
@@ -29,114 +31,129 @@ pub fn plan(
     question.check()?;
     let question = Arc::new(question);
     let sample = Sample::new(&question);
-    let mut bench = StepTimes::default();
-    let start = Shape { window: question.window, seats: SEATS_DEFAULT, batched: BATCHED_DEFAULT };
-    let first = guess(&question, &sample, &[start], question.rate, &mut bench)?;
+    let mut steps = StepTimes::default();
+    let start = Shape::largest(question.window, SEATS_DEFAULT, BATCHED_DEFAULT);
+    let single = Layout { shapes: vec![start], reserve: sample.reserve, oracle: false };
+    let first = guess(&question, &sample, &single, question.rate, &mut steps)?;
     let (mean, long) = sample.outputs();
     // The pace of the papers' slots: it does not depend on the promise, so that a
     // looser one is simulated at the same scale.
     let pace = |pool: &super::PoolGuess| f64::from(pool.table_slots) / (pool.table_rate * mean);
     let pace = first.pools.first().map_or(0.0, pace);
     let scale = Scale::new(question.rate, question.effort.requests, mean * pace, long * pace);
-    let searcher = Searcher { question: Arc::clone(&question), runner, runs: 0, requests: 0 };
-    Maker { question, sample, bench, scale, searcher, progress, correction: 1.0 }.make()
+    let mut searcher = Searcher::new(Arc::clone(&question), runner);
+    (progress)("what the gate takes each request for");
+    // Ample: who queues teaches late.
+    let ample = guess(&question, &sample, &single, scale.rate, &mut steps)?.queueing() * 3;
+    let seeds = (0..question.effort.seeds).map(|nth| question.seed.wrapping_add(nth));
+    let of: Vec<_> = seeds.map(|seed| (scale, seed, Drift::NONE)).collect();
+    let worlds = searcher.worlds(&of, &single, ample)?;
+    Maker { question, sample, steps, scale, searcher, worlds, single, ample, progress }.make()
 }
 
 struct Maker<'a> {
     question: Arc<Question>,
     sample: Sample,
-    bench: StepTimes,
+    steps: StepTimes,
     scale: Scale,
     searcher: Searcher<'a>,
+    /// One for each seed.
+    worlds: Vec<World>,
+    /// One pool with vLLM's own settings, and more replicas of it than needed.
+    single: Layout,
+    ample: u32,
     progress: &'a mut dyn FnMut(&str),
-    /// Replicas that simulations needed so far over those of the formulas: only to
-    /// start the next searches nearer.
-    correction: f64,
 }
 
 /// A layout, and counts near its smallest, at the scale; or why there are none.
-type Rough = (Layout, Result<Vec<u32>, Never>);
+#[derive(Clone)]
+struct Rough {
+    layout: Layout,
+    counts: Result<Vec<u32>, Never>,
+}
+
+impl Rough {
+    fn sum(&self) -> u32 {
+        self.counts.as_ref().map_or(u32::MAX, |counts| counts.iter().sum())
+    }
+}
 
 impl Maker<'_> {
     fn make(mut self) -> Result<Plan, PlanError> {
         let window = self.question.window;
-        let shape = |seats, batched| Shape { window, seats, batched };
         (self.progress)("one pool: the papers' settings, and tuned ones");
-        let papers = self.layout(&[shape(table_slots(window), BATCHED_DEFAULT)]);
-        let start = self.layout(&[shape(SEATS_DEFAULT, BATCHED_DEFAULT)]);
-        let mut rough = self.rough(&[papers, start.clone()])?.into_iter();
-        let (Some(homogeneous), Some(tuned)) = (rough.next(), rough.next()) else {
-            return Err(PlanError::Stopped);
-        };
-        if let Ok(counts) = &tuned.1 {
-            let guess = self.guess(&start, self.scale.rate)?.queueing();
-            self.correction = f64::from(counts.iter().sum::<u32>()) / f64::from(guess.max(1));
-        }
-        let tuned = self.tuned(tuned)?;
+        let papers = Shape::largest(window, table_slots(window), BATCHED_DEFAULT);
+        let papers = Layout { shapes: vec![papers], ..self.single.clone() };
+        let single = self.single.clone();
+        let rough = self.rough(&[papers, single.clone()], 1.0)?;
+        let [homogeneous, start] = &rough[..] else { return Err(PlanError::Stopped) };
+        let correction =
+            f64::from(start.sum().min(self.ample * 4)) / f64::from(self.queueing(&single)?.max(1));
         // The papers' settings are settings too.
-        let count = |rough: &Rough| rough.1.as_ref().map_or(u32::MAX, |c| c.iter().sum());
-        let tuned = if count(&homogeneous) < count(&tuned) { homogeneous.clone() } else { tuned };
+        let best = if homogeneous.sum() < start.sum() { homogeneous } else { start };
+        let tuned = self.tuned(vec![best.clone()])?.pop().ok_or(PlanError::Stopped)?;
         let mut candidates = Vec::new();
-        let mut splits = Vec::new();
+        let mut all = vec![homogeneous.clone(), tuned.clone()];
+        let mut known = Vec::new();
         for pools in 2..=self.question.pools as usize {
-            splits.extend(self.split(pools, &tuned.0, &mut candidates)?);
+            let split = self.split(pools, &tuned, correction, &mut known)?;
+            candidates.extend(known.iter().map(|one: &Rough| Candidate {
+                thresholds: thresholds(&one.layout),
+                gpus: one.counts.as_ref().ok().map(|counts| self.gpus(counts)),
+            }));
+            all.extend(split);
         }
-        let count = |rough: &Rough| rough.1.as_ref().map(|counts| counts.iter().sum::<u32>()).ok();
-        let best = splits.iter().filter(|one| count(one).is_some()).min_by_key(|one| count(one));
-        let best = best.cloned();
-        let oracle = match &best {
-            None => None,
-            Some(best) => Some(self.oracle(best, &candidates)?),
-        };
+        let best = all.iter().skip(2).min_by_key(|one| one.sum()).cloned();
+        if let Some(best) = best.filter(|best| best.counts.is_ok()) {
+            (self.progress)("pools with known lengths");
+            all.extend(self.oracle(&best, correction)?);
+        }
         (self.progress)("all of them with all seeds");
-        let all: Vec<Rough> =
-            [homogeneous, tuned].into_iter().chain(splits).chain(oracle).collect();
-        let mut sized = self.sizes(all)?.into_iter();
+        let mut sized = self.sizes(&all)?.into_iter();
         let (Some(homogeneous), Some(tuned)) = (sized.next(), sized.next()) else {
             return Err(PlanError::Stopped);
         };
         let rest: Vec<Alternative> = sized.collect();
-        let of = |pools: usize, oracle: bool| {
-            let kind = |one: &&Alternative| {
-                one.layout.oracle == oracle && (oracle || one.layout.shapes.len() == pools)
-            };
-            rest.iter().find(kind).cloned()
-        };
+        let oracle = rest.iter().find(|one| one.layout.oracle).cloned();
+        let splits: Vec<Alternative> = rest.into_iter().filter(|one| !one.layout.oracle).collect();
+        candidates.sort_by(|a, b| {
+            (a.thresholds.len(), &a.thresholds).cmp(&(b.thresholds.len(), &b.thresholds))
+        });
+        candidates.dedup_by(|a, b| a.thresholds == b.thresholds);
         let mut plan = Plan {
-            kv_tokens: self.question.kv_tokens(shape(SEATS_DEFAULT, BATCHED_DEFAULT)).1,
+            kv_tokens: self.question.kv_tokens(Shape::largest(window, 256, 8_192)).1,
             totals: self.totals(),
             question: (*self.question).clone(),
             scale: self.scale,
             homogeneous,
             tuned,
-            two: of(2, false),
-            three: of(3, false),
-            oracle: of(0, true),
+            pools: splits,
+            oracle,
             candidates,
             splits: false,
-            verified: None,
+            verified: Vec::new(),
             sensitivity: Vec::new(),
+            drift: Vec::new(),
             runs: (0, 0),
         };
+        if self.question.effort.verify {
+            self.verify(&mut plan)?;
+        }
         plan.splits = match (plan.split().and_then(Alternative::gpus), plan.tuned.gpus()) {
             (Some(split), Some(one)) => split < one,
             (split, _) => split.is_some(),
         };
         if self.question.effort.verify {
-            self.verify(&mut plan)?;
             self.sensitivity(&mut plan)?;
+            self.drift(&mut plan)?;
         }
         plan.runs = (self.searcher.runs, self.searcher.requests);
         Ok(plan)
     }
 
-    fn layout(&self, shapes: &[Shape]) -> Layout {
-        Layout { shapes: shapes.to_vec(), reserve: self.sample.reserve, oracle: false }
-    }
-
     fn totals(&self) -> [u32; 4] {
         let mut totals: Vec<u32> =
-            self.sample.all.iter().map(|need| need.input.saturating_add(need.output)).collect();
+            self.sample.all.iter().map(|one| one.input.saturating_add(one.output)).collect();
         totals.sort_unstable();
         [0.5, 0.9, 0.99, 1.0].map(|share: f64| {
             let at = (share * totals.len() as f64).ceil() as usize;
@@ -145,166 +162,191 @@ impl Maker<'_> {
     }
 
     fn guess(&mut self, layout: &Layout, rate: f64) -> Result<Guess, PlanError> {
-        guess(&self.question, &self.sample, &layout.shapes, rate, &mut self.bench)
+        guess(&self.question, &self.sample, layout, rate, &mut self.steps)
     }
 
-    /// Counts to start from, at the scale.
-    fn start(&mut self, layout: &Layout) -> Result<Vec<u32>, PlanError> {
-        let correction = self.correction;
-        let guess = self.guess(layout, self.scale.rate)?;
-        let counts = guess.pools.iter().map(|pool| (f64::from(pool.queueing) * correction) as u32);
-        Ok(counts.map(|count| count.max(1)).collect())
+    fn queueing(&mut self, layout: &Layout) -> Result<u32, PlanError> {
+        Ok(self.guess(layout, self.scale.rate)?.queueing())
     }
 
-    /// About the smallest counts of each layout, with the first seed.
-    fn rough(&mut self, layouts: &[Layout]) -> Result<Vec<Rough>, PlanError> {
+    /// The load that candidates are compared on.
+    fn first(&self) -> Result<World, PlanError> {
+        self.worlds.first().copied().ok_or(PlanError::Stopped)
+    }
+
+    /// About the smallest counts of each layout, with the first seed. Searches
+    /// start at what the formulas say, times `correction`.
+    fn rough(&mut self, layouts: &[Layout], correction: f64) -> Result<Vec<Rough>, PlanError> {
+        let world = self.first()?;
         let mut searches = Vec::new();
         for layout in layouts {
-            let counts = self.start(layout)?;
-            searches.push(Search::new(layout, self.scale, self.question.seed, &counts, COARSE));
+            let guess = self.guess(layout, self.scale.rate)?;
+            let counts = guess.pools.iter().map(|one| (f64::from(one.queueing) * correction) as u32);
+            let (layout, guess) = (layout.clone(), counts.collect());
+            searches.push(Search { layout, world, guess, tolerance: COARSE });
         }
-        let found = self.searcher.all(searches)?;
-        let found = found.into_iter().map(|found| found.map(|found| found.replicas));
-        Ok(layouts.iter().cloned().zip(found).collect())
+        let found = self.searcher.all(&searches)?;
+        let rough = |(search, found): (Search, Result<Found, Never>)| Rough {
+            layout: search.layout,
+            counts: found.map(|found| found.replicas),
+        };
+        Ok(searches.into_iter().zip(found).map(rough).collect())
     }
 
-    /// The layout with the settings with which a little too few replicas miss
+    /// Each layout with the settings with which a little too few replicas miss
     /// least, each pool on its own; the layout itself if those need more.
-    fn tuned(&mut self, (layout, counts): Rough) -> Result<Rough, PlanError> {
+    fn tuned(&mut self, all: Vec<Rough>) -> Result<Vec<Rough>, PlanError> {
         if !self.question.effort.tune {
-            return Ok((layout, counts));
+            return Ok(all);
         }
-        let few: Vec<u32> = match &counts {
-            Ok(counts) => counts.iter().map(|count| (count * 24 / 25).max(1)).collect(),
-            Err(_) => self.start(&layout)?.iter().map(|count| count * 3 / 2 + 1).collect(),
-        };
-        let (_, measured) = self.scale.requests();
-        let limit = Allowed { late: measured / 5, slow: measured / 5 };
+        let world = self.first()?;
         let settings: Vec<(u32, u32)> =
             SEATS.iter().flat_map(|seats| BATCHED.map(|batched| (*seats, batched))).collect();
-        let trial = |&(seats, batched): &(u32, u32)| {
-            let shapes = layout.shapes.iter().map(|shape| Shape { seats, batched, ..*shape });
-            let layout = Layout { shapes: shapes.collect(), ..layout.clone() };
-            let mut trial = self.searcher.trial(&layout, self.scale, self.question.seed, &few);
-            trial.allowed.fill(Some(limit));
-            trial
-        };
-        let trials: Vec<Trial> = settings.iter().map(trial).collect();
-        let outcomes = self.searcher.run(&trials)?;
-        let mut best = layout.clone();
-        for (pool, shape) in best.shapes.iter_mut().enumerate() {
-            let own = (shape.seats, shape.batched);
-            // One that was ended early has more than was seen. Of equals the
-            // setting that there was.
-            let order = |(setting, outcome): &(&(u32, u32), &Outcome)| {
-                let misses = outcome.pools.get(pool).map_or(u64::MAX, |t| t.late.max(t.slow));
-                (!outcome.whole, misses, **setting != own)
-            };
-            if let Some((&(seats, batched), _)) = settings.iter().zip(&outcomes).min_by_key(order) {
-                (shape.seats, shape.batched) = (seats, batched);
+        let mut tries = Vec::new();
+        for Rough { layout, counts } in &all {
+            let Ok(counts) = counts else { continue };
+            let few: Vec<u32> = counts.iter().map(|count| (count * 24 / 25).max(1)).collect();
+            for (seats, batched) in &settings {
+                let shape = |shape: &Shape| Shape { seats: *seats, batched: *batched, ..*shape };
+                let shapes = layout.shapes.iter().map(shape).collect();
+                tries.push((Layout { shapes, ..layout.clone() }, world, few.clone()));
             }
         }
-        if best == layout {
-            return Ok((layout, counts));
+        let misses = self.searcher.try_all(&tries)?;
+        let mut misses = misses.chunks(settings.len());
+        let mut better = Vec::new();
+        for Rough { layout, counts } in &all {
+            if counts.is_err() {
+                continue;
+            }
+            let of = misses.next().unwrap_or_default();
+            let mut best = layout.clone();
+            for (pool, shape) in best.shapes.iter_mut().enumerate() {
+                let own = (shape.seats, shape.batched);
+                // Of equals the setting that there was.
+                let order = |(setting, of): &(&(u32, u32), &Vec<Option<(u64, u64)>>)| {
+                    let missed = of.get(pool).copied().flatten();
+                    let missed = missed.map_or(u64::MAX, |(late, slow)| late.max(slow));
+                    (missed, **setting != own)
+                };
+                if let Some((&(seats, batched), _)) = settings.iter().zip(of).min_by_key(order) {
+                    (shape.seats, shape.batched) = (seats, batched);
+                }
+            }
+            let guess = counts.clone().unwrap_or_default();
+            better.push(Search { layout: best, world, guess, tolerance: COARSE });
         }
-        let near = match &counts {
-            Ok(counts) => counts.clone(),
-            Err(_) => self.start(&best)?,
-        };
-        let search = Search::new(&best, self.scale, self.question.seed, &near, COARSE);
-        let better = self.searcher.all(vec![search])?.pop().ok_or(PlanError::Stopped)?;
-        let better = better.map(|found| found.replicas);
-        let sum = |counts: &Result<Vec<u32>, Never>| {
-            counts.as_ref().map_or(u32::MAX, |counts| counts.iter().sum())
-        };
+        let found = self.searcher.all(&better)?;
+        let mut found = better.into_iter().zip(found);
         // What misses least a little below is not always what needs least.
-        Ok(if sum(&better) <= sum(&counts) { (best, better) } else { (layout, counts) })
+        let pick = |one: Rough| match one.counts {
+            Err(_) => one,
+            Ok(_) => {
+                let better = found.next().map(|(search, found)| Rough {
+                    layout: search.layout,
+                    counts: found.map(|found| found.replicas),
+                });
+                better.filter(|better| better.sum() <= one.sum()).unwrap_or(one)
+            }
+        };
+        Ok(all.into_iter().map(pick).collect())
     }
 
     /// The best split into so many pools; nothing if no threshold divides the
-    /// requests. The pools' settings start from those of the tuned single pool.
+    /// requests. Settings start from those of the tuned single pool. `known` are
+    /// splits into one pool fewer, and becomes those that were tried.
     fn split(
         &mut self,
         pools: usize,
-        tuned: &Layout,
-        candidates: &mut Vec<Candidate>,
+        tuned: &Rough,
+        correction: f64,
+        known: &mut Vec<Rough>,
     ) -> Result<Option<Rough>, PlanError> {
-        let Some(single) = tuned.shapes.first().copied() else { return Ok(None) };
-        let windows: Vec<Vec<u32>> = if pools == 2 {
-            let count = self.question.effort.thresholds;
-            let all = self.sample.thresholds(self.question.window, count);
-            all.into_iter().map(|threshold| vec![threshold]).collect()
+        let Some(single) = tuned.layout.shapes.first().copied() else { return Ok(None) };
+        let all: Vec<Vec<Shape>> = if pools == 2 {
+            let (window, count) = (self.question.window, self.question.effort.thresholds);
+            let thresholds = self.sample.thresholds(window, count, tuned.layout.oracle);
+            thresholds.iter().map(|one| vec![single.smaller(*one), single]).collect()
         } else {
-            // Pairs of those that were best alone.
-            let one = |one: &Candidate| Some((one.gpus?, *one.thresholds.first()?));
-            let mut known: Vec<(u32, u32)> = candidates.iter().filter_map(one).collect();
-            known.sort_unstable();
-            let best: Vec<u32> = known.iter().take(4).map(|(_, threshold)| *threshold).collect();
-            let pairs = best.iter().flat_map(|low| best.iter().map(|high| vec![*low, *high]));
-            pairs.filter(|pair| pair.is_sorted_by(|low, high| low < high)).collect()
+            // One threshold more in the best of those with one fewer.
+            known.sort_by_key(Rough::sum);
+            let mut all: Vec<Vec<Shape>> = Vec::new();
+            let extra: Vec<u32> =
+                known.iter().flat_map(|one| thresholds(&one.layout)).take(12).collect();
+            for one in known.iter().take(2) {
+                for threshold in &extra {
+                    let mut shapes = one.layout.shapes.clone();
+                    if shapes.iter().all(|shape| shape.threshold.abs_diff(*threshold) > STEP) {
+                        shapes.push(single.smaller(*threshold));
+                        shapes.sort_by_key(|shape| shape.threshold);
+                        all.push(shapes);
+                    }
+                }
+            }
+            all.sort();
+            all.dedup();
+            all
         };
-        (self.progress)(&format!("{pools} pools: {} candidates", windows.len()));
-        let layout = |thresholds: &Vec<u32>| {
-            let small = thresholds.iter().map(|window| Shape { window: *window, ..single });
-            self.layout(&small.chain([single]).collect::<Vec<_>>())
-        };
-        let layouts: Vec<Layout> = windows.iter().map(layout).collect();
-        let rough = self.rough(&layouts)?;
-        for (thresholds, (_, counts)) in windows.into_iter().zip(&rough) {
-            let gpus = counts.as_ref().ok().map(|counts| self.gpus(counts));
-            candidates.push(Candidate { thresholds, gpus });
+        (self.progress)(&format!("{pools} pools: {} candidates", all.len()));
+        let layouts: Vec<Layout> =
+            all.into_iter().map(|shapes| Layout { shapes, ..tuned.layout.clone() }).collect();
+        *known = self.rough(&layouts, correction)?;
+        self.improve(known)?;
+        if pools == 2 {
+            let between = self.between(known);
+            let mut more = self.rough(&between, correction)?;
+            self.improve(&mut more)?;
+            known.extend(more);
         }
-        let order =
-            |(_, counts): &Rough| counts.as_ref().map_or(u32::MAX, |counts| counts.iter().sum());
-        match rough.into_iter().min_by_key(order) {
-            Some(best) if best.1.is_ok() => self.tuned(best).map(Some),
-            other => Ok(other),
-        }
+        Ok(known.iter().min_by_key(|one| one.sum()).cloned())
     }
 
-    /// The best split with known lengths: at the same thresholds, or, for two
-    /// pools, at another candidate. The pools' settings stay.
-    fn oracle(
-        &mut self,
-        (layout, counts): &Rough,
-        candidates: &[Candidate],
-    ) -> Result<Rough, PlanError> {
-        (self.progress)("pools with known lengths");
-        let known = Layout { oracle: true, ..layout.clone() };
-        let mut layouts = vec![known.clone()];
-        if let [small, _] = layout.shapes[..] {
-            let mut others: Vec<u32> = candidates
-                .iter()
-                .filter(|one| one.thresholds.len() == 1)
-                .filter_map(|one| one.thresholds.first().copied())
-                .filter(|threshold| *threshold != small.window)
-                .collect();
-            // True lengths are below what a cap allows for: so are the thresholds.
-            others.sort_by_key(|threshold| {
-                (*threshold > small.window, threshold.abs_diff(small.window))
-            });
-            for window in others.into_iter().take(3) {
-                let mut other = known.clone();
-                if let Some(first) = other.shapes.first_mut() {
-                    first.window = window;
-                }
-                layouts.push(other);
-            }
+    /// Searches settings of the few best.
+    fn improve(&mut self, all: &mut Vec<Rough>) -> Result<(), PlanError> {
+        all.sort_by_key(Rough::sum);
+        let rest = all.split_off(TUNED.min(all.len()));
+        *all = self.tuned(std::mem::take(all))?;
+        all.extend(rest);
+        all.sort_by_key(Rough::sum);
+        Ok(())
+    }
+
+    /// Thresholds between the best one and its neighbours, with its settings.
+    fn between(&self, known: &[Rough]) -> Vec<Layout> {
+        let Some(best) = known.iter().min_by_key(|one| one.sum()) else { return Vec::new() };
+        let [small, _] = best.layout.shapes[..] else { return Vec::new() };
+        let all = known.iter().flat_map(|one| thresholds(&one.layout));
+        let others: Vec<u32> = all.filter(|one| *one != small.threshold).collect();
+        let below = others.iter().filter(|one| **one < small.threshold).max();
+        let above = others.iter().filter(|one| **one > small.threshold).min();
+        let largest = Shape { window: self.question.window, ..small };
+        let layout = |other: &u32| {
+            let threshold = other.midpoint(small.threshold).next_multiple_of(STEP);
+            let mut layout = best.layout.clone();
+            let shape = layout.shapes.first_mut()?;
+            *shape = largest.smaller(threshold);
+            let new = threshold != *other && threshold != small.threshold;
+            new.then_some(layout)
+        };
+        below.into_iter().chain(above).filter_map(layout).collect()
+    }
+
+    /// The best split with known lengths, into as many pools as the best without.
+    /// It starts from the settings of that one.
+    fn oracle(&mut self, best: &Rough, correction: f64) -> Result<Option<Rough>, PlanError> {
+        let mut start = best.clone();
+        start.layout.oracle = true;
+        // Settings of the smallest pool: most requests are there.
+        start.layout.shapes.truncate(1);
+        if let Some(shape) = start.layout.shapes.first_mut() {
+            let window = self.question.window;
+            *shape = Shape::largest(window, shape.seats, shape.batched);
         }
-        let all = counts.as_ref().map_or(1, |counts| counts.iter().sum::<u32>());
-        let mut searches = Vec::new();
-        for layout in &layouts {
-            let start = self.start(layout)?;
-            let factor = f64::from(all) / f64::from(start.iter().sum::<u32>().max(1));
-            let near: Vec<u32> =
-                start.iter().map(|count| ((f64::from(*count) * factor) as u32).max(1)).collect();
-            searches.push(Search::new(layout, self.scale, self.question.seed, &near, COARSE));
+        let (mut known, mut found) = (Vec::new(), None);
+        for pools in 2..=best.layout.shapes.len() {
+            found = self.split(pools, &start, correction, &mut known)?;
         }
-        let found = self.searcher.all(searches)?;
-        let found = found.into_iter().map(|found| found.map(|found| found.replicas));
-        let order =
-            |(_, counts): &Rough| counts.as_ref().map_or(u32::MAX, |counts| counts.iter().sum());
-        layouts.into_iter().zip(found).min_by_key(order).ok_or(PlanError::Stopped)
+        Ok(found)
     }
 
     /// Replicas at the full rate.
@@ -315,43 +357,47 @@ impl Maker<'_> {
 
     /// GPUs of replicas at the scale.
     fn gpus(&self, counts: &[u32]) -> u32 {
-        let each = self.question.deployment.tp * self.question.deployment.dp;
-        self.full(counts).iter().sum::<u32>() * each
+        self.full(counts).iter().sum::<u32>() * self.each()
+    }
+
+    /// GPUs of a replica.
+    fn each(&self) -> u32 {
+        self.question.deployment.tp * self.question.deployment.dp
     }
 
     /// Finer, and with all seeds: a pool gets the median of what they asked for.
     /// The most would favour whatever varies less.
-    fn sizes(&mut self, all: Vec<Rough>) -> Result<Vec<Alternative>, PlanError> {
-        let seeds = self.question.effort.seeds;
+    fn sizes(&mut self, all: &[Rough]) -> Result<Vec<Alternative>, PlanError> {
         let mut searches = Vec::new();
-        for (layout, counts) in &all {
+        for Rough { layout, counts } in all {
             let Ok(counts) = counts else { continue };
-            for nth in 0..seeds {
-                let seed = self.question.seed.wrapping_add(nth);
-                let search = Search::new(layout, self.scale, seed, counts, FINE).joint();
-                searches.push(if nth == 0 { search.reported() } else { search });
-            }
+            let search = |world: &World| Search {
+                layout: layout.clone(),
+                world: *world,
+                guess: counts.clone(),
+                tolerance: FINE,
+            };
+            searches.extend(self.worlds.iter().map(search));
         }
-        let mut found = self.searcher.all(searches)?.into_iter();
+        let mut found = self.searcher.all(&searches)?.into_iter();
         let mut alternatives = Vec::new();
-        for (layout, counts) in all {
-            let guess = self.guess(&layout, self.question.rate)?;
+        for Rough { layout, counts } in all {
+            let guess = self.guess(layout, self.question.rate)?;
             let size = if let Err(Never(why)) = counts {
-                Err(why)
+                Err(why.clone())
             } else {
                 // All of them are taken, whichever fails.
-                let of_seeds: Vec<_> = found.by_ref().take(seeds as usize).collect();
+                let of_seeds: Vec<_> = found.by_ref().take(self.worlds.len()).collect();
                 let of_seeds: Result<Vec<Found>, Never> = of_seeds.into_iter().collect();
                 of_seeds.map(|all| self.sized(&all)).map_err(|Never(why)| why)
             };
-            alternatives.push(Alternative { layout, size, guess });
+            alternatives.push(Alternative { layout: layout.clone(), size, guess });
         }
         Ok(alternatives)
     }
 
     fn sized(&self, all: &[Found]) -> Sized {
-        let (_, measured) = self.scale.requests();
-        let share = |count: u64| count as f64 / measured as f64;
+        let measured = self.scale.requests().measured;
         let pools = all.first().map_or(0, |first| first.replicas.len());
         let middle = |pool| {
             let mut counts: Vec<u32> =
@@ -362,107 +408,170 @@ impl Maker<'_> {
         let replicas: Vec<u32> = (0..pools).filter_map(middle).collect();
         let totals = all.iter().map(|one| self.gpus(&one.replicas));
         let spread = (totals.clone().min().unwrap_or(0), totals.max().unwrap_or(0));
-        let none =
-            Outcome { pools: Vec::new(), lost: 0, whole: false, kv: Vec::new(), preemptions: 0 };
-        let outcome = all.iter().find_map(|one| one.outcome.clone()).unwrap_or(none);
-        Sized {
+        let outcome = all.first().map(|one| one.outcome.clone()).unwrap_or_default();
+        let mut size = Sized {
             replicas: self.full(&replicas),
             gpus: self.gpus(&replicas),
             spread,
-            ttft_p99: outcome.p99(|tally| &tally.ttft, measured),
-            tpot_p99: outcome.p99(|tally| &tally.tpot, measured),
-            shares: outcome.pools.iter().map(|pool| share(pool.requests)).collect(),
-            truncated: share(outcome.pools.iter().map(|pool| pool.truncated).sum()),
-            lost: share(outcome.lost),
-            retried: share(outcome.pools.iter().map(|pool| pool.retried).sum()),
-            preemptions: share(outcome.preemptions),
-            kv: outcome.kv,
-        }
+            ..Sized::default()
+        };
+        size.shows(&outcome, measured);
+        size
     }
 
-    /// Runs the answer at the full rate with all seeds. Where it fails, a
-    /// hundredth is added to each pool, a few times.
-    fn verify(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
-        let answer = plan.answer();
-        let Ok(size) = &answer.size else { return Ok(()) };
-        (self.progress)("the answer at the full rate");
-        let (layout, start) = (answer.layout.clone(), size.replicas.clone());
+    /// The load at the full rate, in a window that costs as much.
+    fn whole(&self) -> Scale {
         let window =
             self.scale.window.min(self.scale.window * self.scale.rate / self.question.rate);
-        let scale = Scale { rate: self.question.rate, window: window.max(5.0), ..self.scale };
-        let (_, measured) = scale.requests();
-        let mut replicas = start.clone();
+        Scale { rate: self.question.rate, window: window.max(5.0), ..self.scale }
+    }
+
+    /// Runs all alternatives at the full rate with all seeds, whole fleets behind
+    /// the gate. Where one fails, a hundredth is added to each pool, a few times.
+    fn verify(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
+        (self.progress)("all of them at the full rate");
+        let scale = self.whole();
+        let measured = scale.requests().measured;
         let seeds: Vec<u64> = (0..self.question.effort.seeds)
             .map(|nth| self.question.seed.wrapping_add(nth))
             .collect();
-        for attempt in 0..4 {
-            let trials: Vec<Trial> = seeds
-                .iter()
-                .map(|seed| self.searcher.trial(&layout, scale, *seed, &replicas))
-                .collect();
+        let each = self.each();
+        // Of the requests of all seeds together: what one seed misses is chance.
+        let fine = |outcomes: &[Outcome]| {
+            let all = outcomes.iter().map(missed);
+            let (late, slow) = all.fold((0, 0), |(late, slow), one| (late + one.0, slow + one.1));
+            late.max(slow) <= outcomes.len() as u64 * measured / 100
+        };
+        let mut all = plan.alternatives_mut();
+        let mut open: Vec<usize> = (0..all.len()).collect();
+        let mut verified = vec![Verified { requests: measured, ..Verified::default() }; all.len()];
+        for attempt in 0..5 {
+            let mut trials: Vec<Trial> = Vec::new();
+            open.retain(|nth| all.get(*nth).is_some_and(|(_, one)| one.size.is_ok()));
+            for nth in &open {
+                let Some((_, Alternative { layout, size: Ok(size), .. })) = all.get(*nth) else {
+                    continue;
+                };
+                trials.extend(
+                    seeds.iter().map(|s| self.searcher.fleet(layout, scale, *s, &size.replicas)),
+                );
+            }
+            if trials.is_empty() {
+                break;
+            }
             let outcomes = self.searcher.run(&trials)?;
-            let fine = |outcome: &Outcome| {
-                let (late, slow) = missed(outcome);
-                late.max(slow) <= measured / 100
-            };
-            let holds = outcomes.iter().all(fine);
-            if holds || attempt == 3 {
+            let mut left = Vec::new();
+            for (nth, outcomes) in open.iter().zip(outcomes.chunks(seeds.len())) {
+                let (Some((name, one)), Some(verified)) =
+                    (all.get_mut(*nth), verified.get_mut(*nth))
+                else {
+                    continue;
+                };
+                let Ok(size) = &mut one.size else { continue };
+                verified.name = name;
+                verified.holds = fine(outcomes);
                 let figures = |(seed, outcome): (&u64, &Outcome)| {
                     let ttft = outcome.p99(|tally| &tally.ttft, measured);
                     (*seed, ttft, outcome.p99(|tally| &tally.tpot, measured))
                 };
-                let added = replicas.iter().sum::<u32>() - start.iter().sum::<u32>();
-                let seeds = seeds.iter().zip(&outcomes).map(figures).collect();
-                plan.verified = Some(Verified { holds, added, seeds, requests: measured });
-                break;
+                verified.seeds = seeds.iter().zip(outcomes).map(figures).collect();
+                if let Some(outcome) = outcomes.first() {
+                    size.shows(outcome, measured);
+                }
+                if !verified.holds && attempt < 4 {
+                    for count in &mut size.replicas {
+                        let more = count.div_ceil(100);
+                        (*count, verified.added) = (*count + more, verified.added + more);
+                    }
+                    size.gpus = size.replicas.iter().sum::<u32>() * each;
+                    left.push(*nth);
+                }
             }
-            for count in &mut replicas {
-                *count += count.div_ceil(100);
-            }
+            open = left;
         }
-        let each = self.question.deployment.tp * self.question.deployment.dp;
-        let gpus = replicas.iter().sum::<u32>() * each;
-        let target = if plan.splits {
-            let three = plan.three.as_mut().filter(|one| one.layout == layout);
-            three.or(plan.two.as_mut())
-        } else {
-            Some(&mut plan.tuned)
-        };
-        if let Some(Alternative { size: Ok(size), .. }) = target {
-            (size.replicas, size.gpus) = (replicas, gpus);
-        }
+        plan.verified = verified.into_iter().filter(|one| !one.seeds.is_empty()).collect();
         Ok(())
     }
 
-    /// The answer and the single pools at 30 % less and more, one seed, coarsely.
-    fn sensitivity(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
-        (self.progress)("30 % less and more");
-        let (factors, seed) = ([0.7, 1.3], self.question.seed);
+    /// Searches of these in other worlds, coarsely; GPUs of each world's, in order.
+    fn elsewhere(
+        &mut self,
+        plan: &Plan,
+        worlds: &[(World, f64)],
+    ) -> Result<Vec<[Option<u32>; 3]>, PlanError> {
         let all = [&plan.homogeneous, &plan.tuned, plan.answer()];
+        let small = self.scale.rate / self.question.rate;
         let mut searches = Vec::new();
-        for factor in factors {
-            let scale = self.scale.times(factor);
-            let small = self.scale.rate / self.question.rate * factor;
+        for (world, times) in worlds {
             for one in all {
-                let replicas = one.size.as_ref().map_or(&[][..], |size| &size.replicas);
-                let near = replicas.iter().map(|count| (f64::from(*count) * small).ceil() as u32);
-                let near: Vec<u32> = near.map(|count| count.max(1)).collect();
-                if !near.is_empty() {
-                    searches.push(Search::new(&one.layout, scale, seed, &near, COARSE).joint());
-                }
+                let Ok(size) = &one.size else { continue };
+                let near = size.replicas.iter().map(|n| (f64::from(*n) * small * times).ceil());
+                let guess = near.map(|count| (count as u32).max(1)).collect();
+                let layout = one.layout.clone();
+                searches.push(Search { layout, world: *world, guess, tolerance: COARSE });
             }
         }
         let present = all.map(|one| one.size.is_ok());
-        let mut found = self.searcher.all(searches)?.into_iter();
-        for factor in factors {
-            let mut gpus = present.map(|present| {
+        let mut found = self.searcher.all(&searches)?.into_iter();
+        let gpus = |_| {
+            present.map(|present| {
                 let found = present.then(|| found.next())??;
                 found.ok().map(|found| self.gpus(&found.replicas))
-            });
-            let [homogeneous, tuned, answer] = &mut gpus;
-            let (homogeneous, tuned, answer) = (*homogeneous, *tuned, *answer);
-            plan.sensitivity.push(AtRate { factor, plan: answer, homogeneous, tuned });
-        }
+            })
+        };
+        Ok(worlds.iter().map(gpus).collect())
+    }
+
+    /// The answer and the single pools at other rates, one seed, coarsely.
+    fn sensitivity(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
+        (self.progress)("at other rates");
+        let factors = self.question.effort.rates.clone();
+        let seed = self.question.seed;
+        let of = |factor: &f64| (self.scale.times(*factor), seed, Drift::NONE);
+        let of: Vec<_> = factors.iter().map(of).collect();
+        let ample = factors.first().map_or(1.0, |first| f64::from(self.ample) * first);
+        let single = self.single.clone();
+        let worlds = self.searcher.worlds(&of, &single, ample.ceil() as u32)?;
+        let worlds: Vec<(World, f64)> = worlds.into_iter().zip(factors).collect();
+        let gpus = self.elsewhere(plan, &worlds)?;
+        plan.sensitivity = worlds
+            .into_iter()
+            .zip(gpus)
+            .map(|((_, factor), [homogeneous, tuned, plan])| AtRate {
+                factor,
+                plan,
+                homogeneous,
+                tuned,
+            })
+            .collect();
         Ok(())
     }
+
+    /// The same thresholds when lengths have moved, one seed, coarsely.
+    fn drift(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
+        (self.progress)("with other lengths");
+        const DRIFTS: [(&str, Drift); 3] = [
+            ("prompts a quarter longer", Drift { prompt: 1.25, output: 1.0 }),
+            ("answers a quarter longer", Drift { prompt: 1.0, output: 1.25 }),
+            ("both a quarter shorter", Drift { prompt: 0.75, output: 0.75 }),
+        ];
+        let of: Vec<_> =
+            DRIFTS.iter().map(|(_, drift)| (self.scale, self.question.seed, *drift)).collect();
+        let (single, ample) = (self.single.clone(), self.ample);
+        let worlds = self.searcher.worlds(&of, &single, ample * 5 / 4)?;
+        let worlds: Vec<(World, f64)> = worlds.into_iter().map(|world| (world, 1.0)).collect();
+        let gpus = self.elsewhere(plan, &worlds)?;
+        plan.drift = DRIFTS
+            .iter()
+            .zip(gpus)
+            .map(|((what, _), [homogeneous, tuned, plan])| Drifted { what, plan, homogeneous, tuned })
+            .collect();
+        Ok(())
+    }
+}
+
+/// Thresholds of all pools but the largest.
+fn thresholds(layout: &Layout) -> Vec<u32> {
+    let smaller = layout.shapes.split_last().map_or(&[][..], |(_, smaller)| smaller);
+    smaller.iter().map(|shape| shape.threshold).collect()
 }

@@ -12,18 +12,20 @@
 
 mod analytic;
 mod answer;
+mod curve;
 mod emit;
 mod make;
 mod price;
 mod print;
 mod question;
+mod requests;
 mod search;
 #[cfg(test)]
 mod tests;
 mod trial;
 
 pub use analytic::{Guess, PoolGuess};
-pub use answer::{Alternative, AtRate, Candidate, Plan, Sized, Verified};
+pub use answer::{Alternative, AtRate, Candidate, Drifted, Plan, Sized, Verified};
 pub use emit::PoolPlan;
 pub use make::plan;
 pub use price::{Price, PriceLine};

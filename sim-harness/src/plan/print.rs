@@ -28,18 +28,6 @@ fn seconds(figure: Option<f64>) -> String {
 }
 
 impl Plan {
-    /// The alternatives that there are, with their names.
-    fn alternatives(&self) -> Vec<(&'static str, &Alternative)> {
-        let optional = [
-            ("two pools", self.two.as_ref()),
-            ("three pools", self.three.as_ref()),
-            ("oracle", self.oracle.as_ref()),
-        ];
-        let mut all = vec![("homogeneous", &self.homogeneous), ("tuned", &self.tuned)];
-        all.extend(optional.into_iter().filter_map(|(name, one)| Some((name, one?))));
-        all
-    }
-
     /// What an alternative's formulas say: savings of a split by the papers' 4 : 1,
     /// by the fluid.
     fn promised(&self, split: &Alternative) -> (f64, f64) {
@@ -125,7 +113,7 @@ impl Plan {
             "simulated",
         ];
         out.push_str(&with_heads(&heads, &rows));
-        if let Some(split) = &self.two {
+        if let Some(split) = self.pools.first() {
             let (papers, fluid) = self.promised(split);
             let _ = writeln!(
                 out,
@@ -144,7 +132,7 @@ impl Plan {
                 .layout
                 .shapes
                 .iter()
-                .map(|shape| format!("{}/{}/{}", shape.window, shape.seats, shape.batched))
+                .map(|shape| format!("{}/{}/{}", shape.threshold, shape.seats, shape.batched))
                 .collect();
             let mut row = vec![name.to_owned(), settings.join(" + ")];
             if let Ok(size) = &one.size {
@@ -171,7 +159,7 @@ impl Plan {
         }
         let heads = [
             "simulated",
-            "window/seqs/batch",
+            "threshold/seqs/batch",
             "replicas",
             "GPUs",
             "seeds",
@@ -220,7 +208,7 @@ impl Plan {
                 "Do not split: one tuned pool needs {gpus} GPUs ({} less than homogeneous).",
                 saving(self.saving(self.homogeneous.gpus()))
             );
-            match self.two.as_ref().map(|two| (two, two.gpus())) {
+            match self.pools.first().map(|two| (two, two.gpus())) {
                 Some((two, Some(forced))) => {
                     let more = f64::from(forced) / f64::from(gpus) - 1.0;
                     let _ = writeln!(
@@ -241,17 +229,19 @@ impl Plan {
                  is within chance.\n",
             );
         }
-        if let Some(verified) = &self.verified {
-            let seeds = verified.seeds.iter().map(|(seed, ttft, tpot)| {
+        for one in &self.verified {
+            let seeds = one.seeds.iter().map(|(seed, ttft, tpot)| {
                 format!("seed {seed}: {} / {} s", seconds(*ttft), seconds(*tpot))
             });
             let _ = writeln!(
                 out,
-                "At the full rate, {} requests each, p99 TTFT / TPOT: {}; {} ({} replicas added).",
-                verified.requests,
+                "At the full rate, {} requests each, p99 TTFT / TPOT of {}: {}; {} ({} replicas \
+                 added).",
+                one.requests,
+                one.name,
                 seeds.collect::<Vec<_>>().join(", "),
-                if verified.holds { "holds" } else { "DOES NOT HOLD" },
-                verified.added
+                if one.holds { "holds" } else { "DOES NOT HOLD" },
+                one.added
             );
         }
         for one in &self.sensitivity {
@@ -259,6 +249,16 @@ impl Plan {
                 out,
                 "At {:.0} % of the rate: {} GPUs (homogeneous {}, tuned {}).",
                 one.factor * 100.0,
+                number(one.plan),
+                number(one.homogeneous),
+                number(one.tuned)
+            );
+        }
+        for one in &self.drift {
+            let _ = writeln!(
+                out,
+                "With {}: {} GPUs (homogeneous {}, tuned {}).",
+                one.what,
                 number(one.plan),
                 number(one.homogeneous),
                 number(one.tuned)
@@ -322,7 +322,7 @@ impl Plan {
         }
         let with = |one: &Alternative| self.alternative_json(one, year(one.gpus()));
         let slo = self.slo();
-        let guess = self.two.as_ref().map(|split| self.promised(split));
+        let guess = self.pools.first().map(|split| self.promised(split));
         json!({
             "plan": plan,
             "baselines": {
@@ -337,22 +337,28 @@ impl Plan {
                 "two_pools_by_the_papers": guess.map(|(papers, _)| papers),
                 "two_pools_by_the_fluid": guess.map(|(_, fluid)| fluid),
             },
-            "two_pools": self.two.as_ref().map(with),
-            "three_pools": self.three.as_ref().map(with),
+            "splits": self.pools.iter().map(with).collect::<Vec<_>>(),
             "candidates": self.candidates.iter().map(|one| json!({
                 "thresholds": one.thresholds,
                 "gpus": one.gpus,
             })).collect::<Vec<_>>(),
-            "verified": self.verified.as_ref().map(|one| json!({
+            "verified": self.verified.iter().map(|one| json!({
+                "name": one.name,
                 "holds": one.holds,
                 "replicas_added": one.added,
                 "requests": one.requests,
                 "seeds": one.seeds.iter().map(|(seed, ttft, tpot)| json!({
                     "seed": seed, "ttft_p99_s": ttft, "tpot_p99_s": tpot,
                 })).collect::<Vec<_>>(),
-            })),
+            })).collect::<Vec<_>>(),
             "sensitivity": self.sensitivity.iter().map(|one| json!({
                 "rate": one.factor * self.question.rate,
+                "plan": one.plan,
+                "homogeneous": one.homogeneous,
+                "tuned_homogeneous": one.tuned,
+            })).collect::<Vec<_>>(),
+            "drift": self.drift.iter().map(|one| json!({
+                "what": one.what,
                 "plan": one.plan,
                 "homogeneous": one.homogeneous,
                 "tuned_homogeneous": one.tuned,

@@ -42,7 +42,7 @@ pub struct Slo {
 }
 
 /// How much is simulated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Effort {
     /// Requests of one simulation, about. The rate is scaled down to that.
     pub requests: u64,
@@ -52,14 +52,19 @@ pub struct Effort {
     pub thresholds: usize,
     /// Search `max_num_seqs` and `max_num_batched_tokens`.
     pub tune: bool,
-    /// Repeat the answer at the full rate, and at 30 % less and more.
+    /// Repeat all at the full rate, and the answer at other rates and with other
+    /// lengths.
     pub verify: bool,
+    /// Those rates, as factors of the asked one, each above 0, at most 10.
+    pub rates: Vec<f64>,
 }
 
-impl Effort {
+impl Default for Effort {
     /// What the command takes.
-    pub const FULL: Self =
-        Self { requests: 18_000, seeds: 3, thresholds: 6, tune: true, verify: true };
+    fn default() -> Self {
+        let rates = vec![0.7, 1.3];
+        Self { requests: 18_000, seeds: 3, thresholds: 6, tune: true, verify: true, rates }
+    }
 }
 
 /// What to plan for.
@@ -84,7 +89,7 @@ pub struct Question {
     /// The longest request that the fleet must take: the single pool's window,
     /// and that of the largest of several. Tokens.
     pub window: u32,
-    /// Pools at most: 1 to 3.
+    /// Pools at most: 1 to 4.
     pub pools: u32,
     /// Of all that is drawn.
     pub seed: u64,
@@ -130,12 +135,29 @@ const BLOCK: u32 = 16;
 /// What a replica of a pool is given beside its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shape {
+    /// Requests that are expected to take up to so many tokens are for this pool;
+    /// the window for the largest.
+    pub threshold: u32,
     /// `max_model_len`.
     pub window: u32,
     /// `max_num_seqs`.
     pub seats: u32,
     /// `max_num_batched_tokens`.
     pub batched: u32,
+}
+
+impl Shape {
+    /// Of the largest pool.
+    pub(super) fn largest(window: u32, seats: u32, batched: u32) -> Self {
+        Self { threshold: window, window, seats, batched }
+    }
+
+    /// Of a smaller pool. Its window ends half-way between its threshold and the
+    /// largest one. vLLM's KV cache is paged: a window costs nothing until it is
+    /// used, and a narrow one only turns requests away whose cap is large.
+    pub(super) fn smaller(self, threshold: u32) -> Self {
+        Self { threshold, window: threshold.midpoint(self.window), ..self }
+    }
 }
 
 impl Question {
@@ -156,8 +178,11 @@ impl Question {
         if !above_zero(self.cv) {
             return wrong("cv", format!("found {}; allowed: above 0", self.cv));
         }
-        if !(1..=3).contains(&self.pools) {
-            return wrong("pools", format!("found {}; allowed: 1 to 3", self.pools));
+        if !(1..=4).contains(&self.pools) {
+            return wrong("pools", format!("found {}; allowed: 1 to 4", self.pools));
+        }
+        if let Some(wrong_one) = self.effort.rates.iter().find(|f| !above_zero(**f) || **f > 10.0) {
+            return wrong("rates", format!("found {wrong_one}; allowed: above 0, to 10"));
         }
         if !above_zero(self.utilization) || self.utilization > 1.0 {
             let why = format!("found {}; allowed: above 0, to 1", self.utilization);
@@ -175,7 +200,8 @@ impl Question {
             return wrong("tp", why.split_once(": ").map_or(why.clone(), |(_, why)| why.into()));
         }
         // The largest batch that is tried needs most memory for itself.
-        let (_, most) = self.kv_tokens(Shape { window: self.window, seats: 256, batched: 8_192 });
+        let largest = Shape::largest(self.window, 256, 8_192);
+        let (_, most) = self.kv_tokens(largest);
         if most < u64::from(self.window) {
             let tp = self.deployment.tp;
             let why = format!(

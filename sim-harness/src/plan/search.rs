@@ -1,14 +1,19 @@
 //! The smallest replica counts that hold what was promised, by simulation.
 //!
 //! Which pool a request goes to does not depend on how many replicas there are.
-//! So the pools of one layout are searched side by side in the same runs, each by
-//! its own line of counts. Searches go on side by side too: one run of each at a
-//! time, whatever the number of threads.
+//! So pools are simulated alone, each with the requests that the gate sends
+//! there, and what one count missed is known for every layout that has such a
+//! pool. Searches go on side by side: one run for each pool at a time, whatever
+//! the number of threads.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::question::{PlanError, Question};
-use super::trial::{Allowed, Layout, Outcome, Runner, Tally, Trial};
+use super::curve::{Budget, Curve, Missed};
+use super::question::{PlanError, Question, Shape};
+use super::requests::{Counts, Need, Requests, Slice, rows};
+use super::trial::{Allowed, Gate, Layout, Outcome, Runner, Trial};
+use crate::workload::Request;
 
 /// How much of the load is simulated.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,9 +47,60 @@ impl Scale {
     }
 
     /// Requests before those that count, and those.
-    pub(super) fn requests(&self) -> (u64, u64) {
-        ((self.rate * self.warm_up) as u64, ((self.rate * self.window) as u64).max(200))
+    pub(super) fn requests(&self) -> Counts {
+        Counts {
+            warm: (self.rate * self.warm_up) as u64,
+            measured: ((self.rate * self.window) as u64).max(200),
+        }
     }
+}
+
+/// Times that prompts and answers are as long as asked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Drift {
+    pub(super) prompt: f64,
+    pub(super) output: f64,
+}
+
+impl Drift {
+    pub(super) const NONE: Self = Self { prompt: 1.0, output: 1.0 };
+
+    fn of(self, row: &Request) -> Request {
+        let times = |tokens: u32, factor: f64| (f64::from(tokens) * factor).ceil().max(1.0) as u32;
+        Request {
+            input_tokens: times(row.input_tokens, self.prompt),
+            output_tokens: times(row.output_tokens, self.output),
+            ..*row
+        }
+    }
+}
+
+/// A load that fleets are tried on: what comes, and what is known of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct World(usize);
+
+struct Load {
+    seed: u64,
+    /// As the gate takes them, and as they are.
+    gate: Requests,
+    truth: Requests,
+}
+
+/// One pool's requests with one setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    world: World,
+    oracle: bool,
+    slice: Slice,
+    seats: u32,
+    batched: u32,
+}
+
+/// What is known of it.
+#[derive(Default)]
+struct Known {
+    curve: Curve,
+    outcomes: BTreeMap<u32, Outcome>,
 }
 
 /// The smallest counts of one layout.
@@ -52,150 +108,333 @@ impl Scale {
 pub(super) struct Found {
     /// Of each pool, at the scale.
     pub(super) replicas: Vec<u32>,
-    /// What they do; nothing unless it was asked for.
-    pub(super) outcome: Option<Outcome>,
+    /// What each does.
+    pub(super) outcome: Outcome,
 }
 
 /// A layout cannot hold the promise.
 #[derive(Clone, Debug)]
 pub(super) struct Never(pub(super) String);
 
-/// How one pool's smallest count is found: a count at a time, by the logarithm of
-/// what is missed, which falls about as a line does.
-#[derive(Clone, Copy, Debug)]
-struct CountSearch {
-    guess: u32,
-    /// The most replicas that fail, and that logarithm if the run was whole.
-    low: Option<(u32, Option<f64>)>,
-    /// The fewest that hold.
-    high: Option<(u32, f64)>,
-    rounds: u32,
-}
-
-impl CountSearch {
-    fn new(guess: u32) -> Self {
-        Self { guess: guess.max(1), low: None, high: None, rounds: 0 }
-    }
-
-    fn near(count: u32, tolerance: f64) -> u32 {
-        ((f64::from(count) * tolerance) as u32).max(1)
-    }
-
-    fn known(&self, tolerance: f64) -> bool {
-        let Some((high, _)) = self.high else { return false };
-        high == 1 || self.low.is_some_and(|(low, _)| high - low <= Self::near(high, tolerance))
-    }
-
-    /// The count to try next; the answer once it is known.
-    fn next(&self, tolerance: f64) -> u32 {
-        match (self.low, self.high) {
-            (None, None) => self.guess,
-            // Misses fall by a third or so with a tenth more replicas.
-            (Some((low, y)), None) => {
-                let step = y.map_or(0.25, |y| (0.04 + 0.25 * y).min(0.6));
-                low + ((f64::from(low) * step) as u32).max(1)
-            }
-            (None, Some((high, y))) => {
-                let step = (0.04 - 0.25 * y).min(0.4);
-                high.saturating_sub(((f64::from(high) * step) as u32).max(1)).max(1)
-            }
-            (Some(_), Some((high, _))) if self.known(tolerance) => high,
-            (Some((low, below)), Some((high, above))) => {
-                let near = Self::near(high, tolerance);
-                let middle = low + (high - low) / 2;
-                let line = |below: f64| {
-                    let share = below / (below - above).max(1e-9);
-                    low + (f64::from(high - low) * share).ceil() as u32
-                };
-                // A line that leads nowhere gives way to halves.
-                let wanted = if self.rounds > 5 { None } else { below.map(line) };
-                let wanted = wanted.unwrap_or(middle);
-                wanted.min(high - near).max(low + near.min(high - low - 1)).clamp(low + 1, high - 1)
-            }
-        }
-    }
-
-    fn learn(&mut self, count: u32, holds: bool, logarithm: Option<f64>) {
-        self.rounds += 1;
-        if holds {
-            if self.high.is_none_or(|(high, _)| count < high) {
-                self.high = Some((count, logarithm.unwrap_or(0.0).min(-1e-3)));
-            }
-        } else if self.high.is_none_or(|(high, _)| count < high)
-            && self.low.is_none_or(|(low, _)| count > low)
-        {
-            self.low = Some((count, logarithm.map(|y| y.max(1e-3))));
-        }
-        // A larger count failed where a smaller one holds: chance. The smaller
-        // one is what was asked for.
-        if let (Some((low, _)), Some((high, _))) = (self.low, self.high)
-            && low >= high
-        {
-            self.low = Some((high - 1, None));
-        }
-    }
-}
-
-/// The search for one layout with one seed: it says what to run next, and learns
-/// what came of it. Many go on side by side.
+/// A search for one layout in one world.
 pub(super) struct Search {
-    layout: Layout,
-    scale: Scale,
-    seed: u64,
-    tolerance: f64,
-    /// The outcome of the answer is wanted.
-    report: bool,
-    roots: Vec<CountSearch>,
-    /// Replicas that are to be ample, while it is not known what each pool may
-    /// miss; and what was missed with half as many.
-    ample: Option<(Vec<u32>, u64)>,
-    allowed: Vec<Allowed>,
-    outcome: Option<(Vec<u32>, Outcome)>,
-    never: Option<Never>,
-    /// Pools are made smaller together once each is known.
-    joint: bool,
-    trim: Option<Trim>,
+    pub(super) layout: Layout,
+    pub(super) world: World,
+    /// Where to start.
+    pub(super) guess: Vec<u32>,
+    /// How near to the smallest it has to come: a share.
+    pub(super) tolerance: f64,
 }
 
-/// Steps by which a pool is made smaller: one part of so many.
-const STEPS: [u32; 3] = [10, 25, 50];
+/// Rounds after which a search takes the best that it saw.
+const ROUNDS: u32 = 14;
+/// Doublings after which more replicas are taken not to help.
+const DOUBLINGS: u32 = 3;
+/// One in so many of each pool's own requests may miss.
+const OWN: u64 = 20;
 
-/// What is left of the hundredth may be of more use to one pool than to another:
-/// pools are made smaller in turn as long as all together hold.
-#[derive(Clone, Debug)]
-struct Trim {
-    counts: Vec<u32>,
-    step: usize,
-    pool: usize,
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    rounds: u32,
+    doublings: u32,
 }
 
-impl Trim {
-    /// What to try next; nothing at the end.
-    fn next(&self) -> Option<Vec<u32>> {
-        let step = STEPS.get(self.step)?;
-        let mut counts = self.counts.clone();
-        let count = counts.get_mut(self.pool)?;
-        *count = count.saturating_sub((*count / step).max(1)).max(1);
-        Some(counts)
+enum Next {
+    Run(Vec<u32>),
+    Done(Result<Vec<u32>, Never>),
+}
+
+pub(super) struct Searcher<'a> {
+    question: Arc<Question>,
+    runner: &'a mut dyn Runner,
+    loads: Vec<Load>,
+    known: BTreeMap<Key, Known>,
+    /// Simulations so far, and requests that they were to have.
+    pub(super) runs: u64,
+    pub(super) requests: u64,
+}
+
+impl<'a> Searcher<'a> {
+    pub(super) fn new(question: Arc<Question>, runner: &'a mut dyn Runner) -> Self {
+        let (loads, known) = (Vec::new(), BTreeMap::new());
+        Self { question, runner, loads, known, runs: 0, requests: 0 }
     }
 
-    fn learn(&mut self, counts: &[u32], holds: bool) {
-        if holds && counts != self.counts {
-            self.counts = counts.to_vec();
-            return;
+    /// Makes loads. What the gate takes each request for comes from a run of the
+    /// gate itself, in front of one pool with so many replicas.
+    pub(super) fn worlds(
+        &mut self,
+        of: &[(Scale, u64, Drift)],
+        layout: &Layout,
+        replicas: u32,
+    ) -> Result<Vec<World>, PlanError> {
+        let trial = |(scale, seed, drift): &(Scale, u64, Drift)| {
+            let counts = scale.requests();
+            let rows = rows(&self.question, scale.rate, counts, *seed);
+            let times = scale.rate / of.first().map_or(scale.rate, |(first, ..)| first.rate);
+            Trial {
+                question: Arc::clone(&self.question),
+                layout: layout.clone(),
+                gate: Gate::Tells,
+                replicas: vec![(f64::from(replicas) * times).ceil() as u32],
+                rows: rows.iter().map(|row| drift.of(row)).collect(),
+                counts,
+                seed: *seed,
+                allowed: Allowed::ALL,
+            }
+        };
+        let trials: Vec<Trial> = of.iter().map(trial).collect();
+        let outcomes = self.run(&trials)?;
+        let first = self.loads.len();
+        for (Trial { rows, counts, seed, .. }, outcome) in trials.into_iter().zip(outcomes) {
+            let truth = rows.iter().map(|row| {
+                let tokens = row.input_tokens.saturating_add(row.output_tokens);
+                Need { need: tokens, fit: tokens }
+            });
+            let truth = Requests { needs: truth.collect(), rows: Arc::clone(&rows), counts };
+            let gate = Requests { needs: outcome.needs, rows, counts };
+            self.loads.push(Load { seed, gate, truth });
         }
-        self.pool += 1;
-        if self.pool == self.counts.len() {
-            (self.pool, self.step) = (0, self.step + 1);
+        Ok((first..self.loads.len()).map(World).collect())
+    }
+
+    /// A trial of a whole fleet behind its gate, that goes on to its end.
+    pub(super) fn fleet(
+        &self,
+        layout: &Layout,
+        scale: Scale,
+        seed: u64,
+        replicas: &[u32],
+    ) -> Trial {
+        let counts = scale.requests();
+        Trial {
+            question: Arc::clone(&self.question),
+            layout: layout.clone(),
+            gate: if layout.shapes.len() == 1 { Gate::None } else { Gate::Reads },
+            replicas: replicas.to_vec(),
+            rows: rows(&self.question, scale.rate, counts, seed),
+            counts,
+            seed,
+            allowed: Allowed::ALL,
         }
     }
-}
 
-/// The logarithm of what is missed over what may be.
-fn logarithm(pool: &Tally, lost: u64, allowed: Allowed) -> f64 {
-    let of =
-        |missed: u64, most: u64| libm::log(((missed + lost) as f64 + 0.5) / (most as f64 + 1.0));
-    of(pool.late, allowed.late).max(of(pool.slow, allowed.slow))
+    pub(super) fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {
+        self.runs += trials.len() as u64;
+        self.requests += trials.iter().map(|trial| trial.rows.len() as u64).sum::<u64>();
+        let outcomes = self.runner.run(trials)?;
+        if outcomes.len() == trials.len() { Ok(outcomes) } else { Err(PlanError::Stopped) }
+    }
+
+    fn load(&self, world: World, oracle: bool) -> Option<&Requests> {
+        let load = self.loads.get(world.0)?;
+        Some(if oracle { &load.truth } else { &load.gate })
+    }
+
+    /// Requests of all pools that may miss.
+    pub(super) fn budget(&self, world: World) -> Budget {
+        let measured = self.load(world, false).map_or(0, |all| all.counts.measured);
+        Budget { all: measured / 100, own: OWN }
+    }
+
+    fn keys(&self, layout: &Layout, world: World) -> Vec<Key> {
+        let key = |(nth, shape): (usize, &Shape)| Key {
+            world,
+            // All requests are all requests, whoever shares them out.
+            oracle: layout.oracle && layout.shapes.len() > 1,
+            slice: Slice::of(&layout.shapes, nth),
+            seats: shape.seats,
+            batched: shape.batched,
+        };
+        layout.shapes.iter().enumerate().map(key).collect()
+    }
+
+    /// Runs pools with counts that were not run yet.
+    fn pools(&mut self, wanted: Vec<(Key, Shape, u32, u64)>) -> Result<(), PlanError> {
+        let (mut keys, mut trials): (Vec<(Key, u32)>, Vec<Trial>) = (Vec::new(), Vec::new());
+        for (key, shape, count, most) in wanted {
+            let known = self.known.entry(key).or_default();
+            if known.curve.knows(count) || keys.contains(&(key, count)) {
+                continue;
+            }
+            let Some(load) = self.loads.get(key.world.0) else { continue };
+            let (rows, counts) = if key.oracle { &load.truth } else { &load.gate }.slice(key.slice);
+            if rows.is_empty() || counts.measured == 0 {
+                // Nobody comes: one replica is as good as any number.
+                let known = self.known.entry(key).or_default();
+                known.curve.learn(count, 0, Missed { late: 0, slow: 0 });
+                continue;
+            }
+            keys.push((key, count));
+            let alone = Shape { threshold: shape.window, ..shape };
+            trials.push(Trial {
+                question: Arc::clone(&self.question),
+                layout: Layout { shapes: vec![alone], reserve: 1, oracle: key.oracle },
+                gate: Gate::None,
+                replicas: vec![count],
+                rows,
+                counts,
+                seed: load.seed,
+                // A little more than is allowed tells how far off a count is.
+                allowed: Allowed { late: most, slow: most },
+            });
+        }
+        if trials.is_empty() {
+            return Ok(());
+        }
+        let outcomes = self.run(&trials)?;
+        for (((key, count), trial), outcome) in keys.into_iter().zip(trials).zip(outcomes) {
+            let known = self.known.entry(key).or_default();
+            let (late, slow) = missed(&outcome);
+            known.curve.learn(count, trial.counts.measured, Missed { late, slow });
+            if outcome.whole {
+                known.outcomes.insert(count, outcome);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a run of a pool need not go beyond.
+    fn most(&self, key: Key) -> u64 {
+        let budget = self.budget(key.world).all;
+        let own = self.load(key.world, key.oracle).map_or(0, |all| {
+            // Cheap enough to count again: a run has a thousand times the work.
+            all.slice(key.slice).1.measured / OWN
+        });
+        budget.min(own) * 4 + 9
+    }
+
+    /// Runs these pools of a layout with these counts.
+    pub(super) fn try_all(
+        &mut self,
+        all: &[(Layout, World, Vec<u32>)],
+    ) -> Result<Vec<Vec<Option<(u64, u64)>>>, PlanError> {
+        let mut wanted = Vec::new();
+        for (layout, world, counts) in all {
+            let keys = self.keys(layout, *world).into_iter().zip(&layout.shapes).zip(counts);
+            wanted.extend(keys.map(|((key, shape), count)| (key, *shape, *count, self.most(key))));
+        }
+        self.pools(wanted)?;
+        let of = |(layout, world, counts): &(Layout, World, Vec<u32>)| {
+            let keys = self.keys(layout, *world).into_iter().zip(counts);
+            // One that was ended early missed more than was seen.
+            let of = |(key, count): (Key, &u32)| {
+                let outcome = self.known.get(&key)?.outcomes.get(count)?;
+                Some(missed(outcome))
+            };
+            keys.map(of).collect()
+        };
+        Ok(all.iter().map(of).collect())
+    }
+
+    /// Runs searches side by side, to the end of all.
+    pub(super) fn all(
+        &mut self,
+        searches: &[Search],
+    ) -> Result<Vec<Result<Found, Never>>, PlanError> {
+        let mut progress = vec![Progress::default(); searches.len()];
+        let mut done: Vec<Option<Result<Vec<u32>, Never>>> = vec![None; searches.len()];
+        loop {
+            let mut wanted = Vec::new();
+            for ((search, progress), done) in searches.iter().zip(&mut progress).zip(&mut done) {
+                if done.is_some() {
+                    continue;
+                }
+                match self.next(search, progress) {
+                    Next::Done(counts) => *done = Some(counts),
+                    Next::Run(counts) => {
+                        let keys = self.keys(&search.layout, search.world).into_iter();
+                        let all = keys.zip(&search.layout.shapes).zip(counts);
+                        wanted.extend(
+                            all.map(|((key, shape), count)| (key, *shape, count, self.most(key))),
+                        );
+                    }
+                }
+            }
+            if done.iter().all(Option::is_some) {
+                break;
+            }
+            self.pools(wanted)?;
+        }
+        let found = |(search, counts): (&Search, Option<Result<Vec<u32>, Never>>)| {
+            counts.unwrap_or_else(|| Err(Never(String::new()))).map(|replicas| Found {
+                outcome: self.outcome(&search.layout, search.world, &replicas),
+                replicas,
+            })
+        };
+        Ok(searches.iter().zip(done).map(found).collect())
+    }
+
+    fn next(&self, search: &Search, progress: &mut Progress) -> Next {
+        let none = Curve::default();
+        let keys = self.keys(&search.layout, search.world);
+        let curves: Vec<&Curve> =
+            keys.iter().map(|key| self.known.get(key).map_or(&none, |known| &known.curve)).collect();
+        if curves.iter().any(|curve| curve.most().is_none()) {
+            return Next::Run(search.guess.iter().map(|count| (*count).max(1)).collect());
+        }
+        let budget = self.budget(search.world);
+        let seen = budget.seen(&curves);
+        progress.rounds += 1;
+        if let Some(counts) = budget.share(&curves) {
+            let expected = f64::from(counts.iter().sum::<u32>());
+            let near = |seen: &Vec<u32>| {
+                f64::from(seen.iter().sum::<u32>()) <= expected * (1.0 + search.tolerance)
+            };
+            return match seen {
+                Some(seen) if near(&seen) || progress.rounds > ROUNDS => Next::Done(Ok(seen)),
+                None if progress.rounds > 2 * ROUNDS => self.give_up(search, &curves),
+                _ => Next::Run(counts),
+            };
+        }
+        if let Some(seen) = seen {
+            return Next::Done(Ok(seen));
+        }
+        progress.doublings += 1;
+        if progress.doublings > DOUBLINGS {
+            return self.give_up(search, &curves);
+        }
+        let twice = |curve: &&Curve| curve.most().unwrap_or(1).saturating_mul(2).min(200_000);
+        Next::Run(curves.iter().map(twice).collect())
+    }
+
+    /// More replicas do not help.
+    fn give_up(&self, search: &Search, curves: &[&Curve]) -> Next {
+        let counts: Vec<u32> = curves.iter().map(|curve| curve.most().unwrap_or(1)).collect();
+        let measured = self.load(search.world, false).map_or(1, |all| all.counts.measured);
+        let share = |misses: u64| misses as f64 / measured.max(1) as f64 * 100.0;
+        let outcome = self.outcome(&search.layout, search.world, &counts);
+        let (late, slow) = missed(&outcome);
+        let cut: u64 = outcome.pools.iter().map(|pool| pool.truncated).sum();
+        let least = if outcome.whole { "" } else { "at least " };
+        Next::Done(Err(Never(format!(
+            "with {} replicas {least}{:.1} % of requests are late and {:.1} % slow ({:.2} % cut \
+             short, {:.2} % refused), and more replicas do not help",
+            counts.iter().map(u32::to_string).collect::<Vec<_>>().join(" + "),
+            share(late),
+            share(slow),
+            share(cut),
+            share(outcome.lost)
+        ))))
+    }
+
+    /// What the pools do together, as far as it was seen whole.
+    fn outcome(&self, layout: &Layout, world: World, counts: &[u32]) -> Outcome {
+        let mut all = Outcome::default();
+        all.whole = true;
+        for (key, count) in self.keys(layout, world).into_iter().zip(counts) {
+            let known = self.known.get(&key);
+            let of = known.and_then(|known| known.outcomes.get(count));
+            let nobody = known.is_some_and(|known| known.curve.is_empty());
+            all.whole &= of.is_some() || nobody;
+            all.lost += of.map_or(0, |of| of.lost);
+            all.preemptions += of.map_or(0, |of| of.preemptions);
+            let first = |of: &Outcome| of.pools.first().cloned();
+            all.pools.push(of.and_then(first).unwrap_or_default());
+            all.kv.push(of.and_then(|of| of.kv.first().copied()).unwrap_or(0.0));
+        }
+        all
+    }
 }
 
 /// Requests of all pools that came late, and that were slow; who was not answered
@@ -205,262 +444,17 @@ pub(super) fn missed(outcome: &Outcome) -> (u64, u64) {
     (late, outcome.pools.iter().map(|pool| pool.slow).sum::<u64>() + outcome.lost)
 }
 
-impl Search {
-    pub(super) fn new(
-        layout: &Layout,
-        scale: Scale,
-        seed: u64,
-        guess: &[u32],
-        tolerance: f64,
-    ) -> Self {
-        let (_, measured) = scale.requests();
-        let budget = measured / 100;
-        let several = guess.len() > 1;
-        let counts = guess.iter().map(|count| count * 5 / 4 + 2).collect();
-        Self {
-            layout: layout.clone(),
-            scale,
-            seed,
-            tolerance,
-            report: false,
-            roots: guess.iter().map(|guess| CountSearch::new(*guess)).collect(),
-            // A single pool may miss all that may be missed.
-            ample: several.then_some((counts, u64::MAX)),
-            allowed: vec![Allowed { late: budget, slow: budget }; guess.len()],
-            outcome: None,
-            never: None,
-            joint: false,
-            trim: None,
-        }
-    }
-
-    /// The same, with what the answer does.
-    pub(super) fn reported(self) -> Self {
-        Self { report: true, ..self }
-    }
-
-    /// The same, and pools share what may be missed in the end.
-    pub(super) fn joint(self) -> Self {
-        Self { joint: self.roots.len() > 1, ..self }
-    }
-
-    fn counts(&self) -> Vec<u32> {
-        if let Some(trim) = &self.trim {
-            return trim.counts.clone();
-        }
-        self.roots.iter().map(|root| root.next(self.tolerance)).collect()
-    }
-
-    /// What to run next; nothing when all is known.
-    fn next(&self, searcher: &Searcher<'_>) -> Option<Trial> {
-        if self.never.is_some() {
-            return None;
-        }
-        if let Some((counts, _)) = &self.ample {
-            return Some(searcher.trial(&self.layout, self.scale, self.seed, counts));
-        }
-        if let Some(counts) = self.trim.as_ref().and_then(Trim::next) {
-            let mut trial = searcher.trial(&self.layout, self.scale, self.seed, &counts);
-            let budget = trial.measured / 100;
-            trial.allowed.fill(Some(Allowed { late: budget, slow: budget }));
-            return Some(trial);
-        }
-        let counts = self.counts();
-        let known = |root: &CountSearch| root.known(self.tolerance);
-        let mut trial = searcher.trial(&self.layout, self.scale, self.seed, &counts);
-        if self.roots.iter().all(known) {
-            let told = self.outcome.as_ref().is_some_and(|(told, _)| *told == counts);
-            return (self.report && !told).then_some(trial);
-        }
-        // A little more than is allowed tells how far off a count is.
-        let limit = |(root, most): (&CountSearch, &Allowed)| {
-            (!known(root)).then(|| Allowed { late: most.late * 4 + 9, slow: most.slow * 4 + 9 })
-        };
-        trial.allowed = self.roots.iter().zip(&self.allowed).map(limit).collect();
-        Some(trial)
-    }
-
-    fn learn(&mut self, trial: &Trial, outcome: Outcome) {
-        if self.ample.is_some() {
-            self.learn_ample(&outcome);
-            return;
-        }
-        if let Some(trim) = self.trim.as_mut().filter(|trim| trim.next().is_some()) {
-            let (late, slow) = missed(&outcome);
-            let holds = outcome.whole && late.max(slow) <= trial.measured / 100;
-            trim.learn(&trial.replicas, holds);
-            if holds {
-                self.outcome = Some((trial.replicas.clone(), outcome));
-            }
-            return;
-        }
-        // A single pool answers for what nobody answered.
-        let lost = if self.roots.len() == 1 { outcome.lost } else { 0 };
-        let all = self.roots.iter_mut().zip(&trial.replicas).zip(&outcome.pools);
-        for (((root, count), pool), allowed) in all.zip(&self.allowed) {
-            if root.known(self.tolerance) {
-                continue;
-            }
-            let within = pool.late + lost <= allowed.late && pool.slow + lost <= allowed.slow;
-            let logarithm = outcome.whole.then(|| logarithm(pool, lost, *allowed));
-            root.learn(*count, outcome.whole && within, logarithm);
-        }
-        if outcome.whole {
-            self.outcome = Some((trial.replicas.clone(), outcome));
-        }
-        if self.joint && self.roots.iter().all(|root| root.known(self.tolerance)) {
-            self.trim = Some(Trim { counts: self.counts(), step: 0, pool: 0 });
-        }
-        // Perhaps no count is enough.
-        if self.roots.iter().any(|root| root.high.is_none() && root.rounds > 6) {
-            let counts = self.counts().iter().map(|count| count * 2).collect();
-            self.ample = Some((counts, u64::MAX));
-        }
-    }
-
-    /// What each pool may miss: what it misses with ample replicas, and its part
-    /// by traffic of what is left of the hundredth.
-    fn learn_ample(&mut self, outcome: &Outcome) {
-        let Some((counts, before)) = self.ample.take() else { return };
-        let (_, measured) = self.scale.requests();
-        let budget = measured / 100;
-        let (late, slow) = missed(outcome);
-        if late <= budget && slow <= budget {
-            for (pool, allowed) in outcome.pools.iter().zip(&mut self.allowed) {
-                let part = |rest: u64| {
-                    let part = u128::from(rest) * u128::from(pool.requests);
-                    (part / u128::from(measured.max(1))) as u64
-                };
-                if self.roots.len() > 1 {
-                    let (late, slow) = (part(budget - late), part(budget - slow));
-                    *allowed = Allowed { late: pool.late + late, slow: pool.slow + slow };
-                }
-            }
-            let all = self.roots.iter_mut().zip(&counts).zip(&outcome.pools);
-            for (((root, count), pool), allowed) in all.zip(&self.allowed) {
-                root.learn(*count, true, Some(logarithm(pool, 0, *allowed)));
-                root.rounds = 0;
-            }
-            return;
-        }
-        let worst = late.max(slow);
-        // As good as it gets: more replicas do not help.
-        if worst.saturating_mul(50) >= before.saturating_mul(49) {
-            let share = |misses: u64| misses as f64 / measured as f64 * 100.0;
-            let cut: u64 = outcome.pools.iter().map(|pool| pool.truncated).sum();
-            self.never = Some(Never(format!(
-                "with {} replicas {:.1} % of requests are late and {:.1} % slow ({:.2} % cut short, \
-                 {:.2} % refused), and more replicas do not help",
-                counts.iter().map(u32::to_string).collect::<Vec<_>>().join(" + "),
-                share(late),
-                share(slow),
-                share(cut),
-                share(outcome.lost)
-            )));
-            return;
-        }
-        let counts = counts.iter().map(|count| count.saturating_mul(2).min(200_000)).collect();
-        self.ample = Some((counts, worst));
-    }
-
-    fn found(self) -> Result<Found, Never> {
-        if let Some(never) = self.never {
-            return Err(never);
-        }
-        let replicas = self.counts();
-        let outcome = self.outcome.filter(|(counts, _)| *counts == replicas);
-        Ok(Found { replicas, outcome: outcome.map(|(_, outcome)| outcome) })
-    }
-}
-
-pub(super) struct Searcher<'a> {
-    pub(super) question: Arc<Question>,
-    pub(super) runner: &'a mut dyn Runner,
-    /// Simulations so far, and requests that they were to have.
-    pub(super) runs: u64,
-    pub(super) requests: u64,
-}
-
-impl Searcher<'_> {
-    /// A trial of these counts that goes on to its end, whatever happens.
-    pub(super) fn trial(&self, layout: &Layout, scale: Scale, seed: u64, counts: &[u32]) -> Trial {
-        let (warm, measured) = scale.requests();
-        Trial {
-            question: Arc::clone(&self.question),
-            layout: layout.clone(),
-            replicas: counts.to_vec(),
-            rate: scale.rate,
-            warm,
-            measured,
-            seed,
-            allowed: vec![Some(Allowed::ALL); counts.len()],
-        }
-    }
-
-    pub(super) fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {
-        self.runs += trials.len() as u64;
-        self.requests += trials.iter().map(|trial| trial.warm + trial.measured).sum::<u64>();
-        let outcomes = self.runner.run(trials)?;
-        if outcomes.len() == trials.len() { Ok(outcomes) } else { Err(PlanError::Stopped) }
-    }
-
-    /// Runs searches side by side, to the end of all.
-    pub(super) fn all(
-        &mut self,
-        mut searches: Vec<Search>,
-    ) -> Result<Vec<Result<Found, Never>>, PlanError> {
-        loop {
-            let (mut whose, mut trials) = (Vec::new(), Vec::new());
-            for (nth, search) in searches.iter().enumerate() {
-                if let Some(trial) = search.next(self) {
-                    whose.push(nth);
-                    trials.push(trial);
-                }
-            }
-            if trials.is_empty() {
-                return Ok(searches.into_iter().map(Search::found).collect());
-            }
-            let outcomes = self.run(&trials)?;
-            for ((nth, trial), outcome) in whose.into_iter().zip(&trials).zip(outcomes) {
-                if let Some(search) = searches.get_mut(nth) {
-                    search.learn(trial, outcome);
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Whatever the guess, the tolerance and the law of the misses.
-    #[test]
-    fn a_root_is_the_smallest_count_that_holds() {
-        for smallest in [1u32, 2, 9, 40, 149, 700] {
-            for guess in [1, smallest / 3, smallest, smallest * 2] {
-                for slope in [0.001, 0.05, 3.0] {
-                    let mut root = CountSearch::new(guess);
-                    while !root.known(0.0) {
-                        let count = root.next(0.0);
-                        let y = (f64::from(smallest) - f64::from(count) - 0.5) * slope;
-                        // Far off, a run is ended early.
-                        root.learn(count, y <= 0.0, Some(y).filter(|y| *y < 1.4));
-                        assert!(root.rounds < 200, "{smallest} {guess} {slope}: {root:?}");
-                    }
-                    assert_eq!(root.next(0.0), smallest, "{guess} {slope}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn a_scale_keeps_the_rate_where_it_can() {
         let small = Scale::new(10.0, 1_000, 5.0, 9.0);
         assert_eq!((small.rate, small.warm_up), (10.0, 15.0));
-        assert_eq!(small.requests(), (150, 850));
+        assert_eq!(small.requests(), Counts { warm: 150, measured: 850 });
         let large = Scale::new(1_000.0, 9_000, 10.0, 20.0);
         assert_eq!((large.rate, large.warm_up, large.window), (100.0, 30.0, 60.0));
-        assert_eq!(large.times(0.5).requests(), (1_500, 3_000));
+        assert_eq!(large.times(0.5).requests(), Counts { warm: 1_500, measured: 3_000 });
     }
 }

@@ -6,19 +6,17 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tidegate::config::Config;
+use tidegate::pool::Budget;
 
 use super::question::{PlanError, Question, Shape};
+use super::requests::{Counts, Need};
 use crate::SECOND;
 use crate::engine::{Rounded, StepTime, Work};
 use crate::fleet::{self, Arrivals, Dispatch, Fate, Gateways, LengthSource, Pool, Scenario, Watch};
 use crate::histogram::Histogram;
 use crate::kernels::{Asked, Execution, Fit, HostTime, Pricing, Profiles, shipped};
-use crate::rng::Pcg;
 use crate::texts::Kind;
 use crate::workload::{CapPolicy, Request};
-
-/// The stream of a seed that draws rows of a trace.
-const ROWS: u64 = 6;
 
 /// Pools, smallest window first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +25,7 @@ pub struct Layout {
     pub shapes: Vec<Shape>,
     /// What stands in for a cap that a client does not name.
     pub reserve: u32,
-    /// The gate knows the true lengths, and so does the engine.
+    /// Whoever shares the requests out knows their true lengths.
     pub oracle: bool,
 }
 
@@ -36,7 +34,8 @@ pub(super) fn names(count: usize) -> &'static [&'static str] {
     match count {
         0 | 1 => &["all"],
         2 => &["short", "long"],
-        _ => &["short", "middle", "long"],
+        3 => &["short", "middle", "long"],
+        _ => &["short", "middle", "upper", "long"],
     }
 }
 
@@ -44,11 +43,14 @@ impl Layout {
     /// The document for the gateways.
     pub fn document(&self) -> Value {
         let pools = self.shapes.iter().zip(names(self.shapes.len()));
-        let pools: Vec<Value> = pools
-            .map(|(shape, name)| {
-                json!({"name": name, "cluster": name, "max_model_len": shape.window})
-            })
-            .collect();
+        let pool = |(shape, name): (&Shape, &&str)| {
+            let mut pool = json!({"name": name, "cluster": name, "max_model_len": shape.window});
+            if shape.threshold < shape.window {
+                pool["threshold"] = shape.threshold.into();
+            }
+            pool
+        };
+        let pools: Vec<Value> = pools.map(pool).collect();
         json!({
             "version": 1,
             "output_reserve": self.reserve,
@@ -58,7 +60,7 @@ impl Layout {
     }
 }
 
-/// How many requests of one pool may come late, or slowly.
+/// How many requests may come late, or slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowed {
     /// First tokens after the promise.
@@ -72,23 +74,31 @@ impl Allowed {
     pub(super) const ALL: Self = Self { late: u64::MAX, slow: u64::MAX };
 }
 
+/// Who decides where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// The core's own, which reads texts.
+    Reads,
+    /// The same, and what it takes each request for is written down.
+    Tells,
+    /// Nobody: there is one pool.
+    None,
+}
+
 /// One simulation to run. Equal trials have equal outcomes, wherever they run.
 #[derive(Clone, Debug)]
 pub struct Trial {
     pub(super) question: Arc<Question>,
     pub(super) layout: Layout,
+    pub(super) gate: Gate,
     /// Of each pool.
     pub(super) replicas: Vec<u32>,
-    /// Requests a second.
-    pub(super) rate: f64,
-    /// Requests before those that count.
-    pub(super) warm: u64,
-    /// Requests that count.
-    pub(super) measured: u64,
+    /// Who comes when.
+    pub(super) rows: Arc<[Request]>,
+    pub(super) counts: Counts,
     pub(super) seed: u64,
-    /// The run ends as soon as each pool has more than these; nothing for a pool
-    /// that is of no interest.
-    pub(super) allowed: Vec<Option<Allowed>>,
+    /// The run ends as soon as there are more than these.
+    pub(super) allowed: Allowed,
 }
 
 /// What one pool's requests came to.
@@ -110,7 +120,7 @@ pub struct Tally {
 }
 
 /// What a trial came to.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// One for each pool, as the layout has them.
     pub pools: Vec<Tally>,
@@ -122,6 +132,8 @@ pub struct Outcome {
     pub kv: Vec<f64>,
     /// Times that a request made room for others.
     pub preemptions: u64,
+    /// What the gate took each request for, in order; of trials that ask for it.
+    pub(super) needs: Vec<Need>,
 }
 
 impl Outcome {
@@ -152,12 +164,21 @@ struct Judge<'a> {
     pools: Vec<Tally>,
     lost: u64,
     ended: u64,
+    needs: Vec<Need>,
 }
 
 impl Watch for Judge<'_> {
+    fn placed(&mut self, nth: u64, budget: &Budget) {
+        let tokens = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
+        let need = Need { need: tokens(budget.need), fit: tokens(budget.fit) };
+        if let Some(slot) = self.needs.get_mut(nth as usize - 1) {
+            *slot = need;
+        }
+    }
+
     fn ended(&mut self, fate: &Fate) -> bool {
-        let Self { trial, .. } = self;
-        if fate.nth <= trial.warm || fate.nth > trial.warm + trial.measured {
+        let Self { trial: Trial { counts, allowed, .. }, .. } = self;
+        if fate.nth <= counts.warm || fate.nth > counts.warm + counts.measured {
             return true;
         }
         self.ended += 1;
@@ -176,11 +197,11 @@ impl Watch for Judge<'_> {
         } else {
             self.lost += 1;
         }
-        let failed = |(tally, allowed): (&Tally, &Option<Allowed>)| {
-            allowed.is_none_or(|most| tally.late > most.late || tally.slow > most.slow)
-        };
-        let hopeless = self.pools.iter().zip(&trial.allowed).all(failed);
-        self.ended < trial.measured && !hopeless
+        let late = self.pools.iter().map(|pool| pool.late).sum::<u64>() + self.lost;
+        let slow = self.pools.iter().map(|pool| pool.slow).sum::<u64>() + self.lost;
+        let hopeless = late > allowed.late || slow > allowed.slow;
+        let enough = self.ended == counts.measured && self.needs.is_empty();
+        !enough && !hopeless
     }
 }
 
@@ -254,25 +275,15 @@ impl Trial {
                 time: Box::new(Lent(bench.time(question, *shape)?)),
             });
         }
-        // Drawn anew for each seed, so that seeds differ in lengths too.
-        let rows = question
-            .lengths
-            .sample((self.warm + self.measured) as usize, &mut Pcg::new(self.seed, ROWS));
-        let row = |(input_tokens, output_tokens)| Request {
-            arrival: 0,
-            input_tokens,
-            output_tokens,
-            cap: None,
-        };
-        let lengths = LengthSource::Trace(rows.into_iter().map(row).collect());
         let source = fleet::Source {
             tenant: "all".into(),
             model: "m".into(),
             path: "/v1/chat/completions".into(),
             texts: vec![(Kind::English, 2), (Kind::Python, 1), (Kind::German, 1), (Kind::Json, 1)],
-            lengths,
-            arrivals: Arrivals::Open { rate: self.rate, cv: question.cv },
-            caps: if self.layout.oracle { CapPolicy::Actual } else { question.caps },
+            lengths: LengthSource::Trace(Arc::clone(&self.rows)),
+            arrivals: Arrivals::Trace { speed: 1.0 },
+            // Caps are for the gate: where there is none, whatever fits is served.
+            caps: if self.gate == Gate::None { CapPolicy::Actual } else { question.caps },
             start: 0,
             stop: u64::MAX,
             timeout: None,
@@ -283,7 +294,7 @@ impl Trial {
             gateways: Gateways { count: 1, workers: 2, retry_too_long: true },
             pools,
             sources: vec![source],
-            // Load goes on until all that count have ended.
+            // To the last request's end.
             end: u64::MAX / 4,
             drain: 0,
             warm_up: 0,
@@ -298,6 +309,7 @@ impl Trial {
         let order: Vec<usize> = scenario.config.pool_names.iter().map(place).collect();
         let nanos = |seconds: f64| (seconds * SECOND as f64) as u64;
         let slo = self.question.slo;
+        let needs = if self.gate == Gate::Tells { self.rows.len() } else { 0 };
         let mut judge = Judge {
             trial: self,
             order,
@@ -305,19 +317,19 @@ impl Trial {
             pools: vec![Tally::default(); names.len()],
             lost: 0,
             ended: 0,
+            needs: vec![Need { need: u32::MAX, fit: u32::MAX }; needs],
         };
-        // Where there is one pool nothing hangs on what the gate estimates.
-        let exact = self.layout.oracle || names.len() == 1;
-        let report = fleet::watch(&scenario, self.seed, exact, &mut judge)?;
+        let report = fleet::watch(&scenario, self.seed, self.gate == Gate::None, &mut judge)?;
         let kv = |name: &&str| {
             report.pools.iter().find(|pool| pool.name == **name).map_or(0.0, |pool| pool.kv_mean)
         };
         Ok(Outcome {
             kv: names.iter().map(kv).collect(),
             preemptions: report.pools.iter().map(|pool| pool.preemptions).sum(),
-            whole: judge.ended == self.measured,
+            whole: judge.ended == self.counts.measured,
             pools: judge.pools,
             lost: judge.lost,
+            needs: judge.needs,
         })
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "SECONDS")]
     slo_tpot_p99: f64,
     /// Pools at most.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4))]
     pools: u32,
     /// Prices of GPUs: CSV with gpu,usd_per_hour,date,source.
     #[arg(long, value_name = "FILE")]
@@ -68,14 +68,17 @@ pub(super) struct Args {
           value_parser = clap::value_parser!(u64).range(1..=20))]
     seeds: u64,
     /// Requests of one simulation, about: the rate is scaled down to that.
-    #[arg(long, value_name = "N", default_value_t = Effort::FULL.requests,
+    #[arg(long, value_name = "N", default_value_t = Effort::default().requests,
           value_parser = clap::value_parser!(u64).range(500..=10_000_000))]
     requests: u64,
     /// Thresholds to try.
-    #[arg(long, value_name = "N", default_value_t = Effort::FULL.thresholds as u64,
+    #[arg(long, value_name = "N", default_value_t = Effort::default().thresholds as u64,
           value_parser = clap::value_parser!(u64).range(1..=9))]
     thresholds: u64,
-    /// Neither the full rate nor 30 % less and more.
+    /// Rates at which the answer is sized again, as factors of the asked one.
+    #[arg(long, value_name = "F,F,...", value_delimiter = ',', default_values_t = [0.7, 1.3])]
+    rates: Vec<f64>,
+    /// Neither the full rate nor other rates and lengths.
     #[arg(long)]
     no_verify: bool,
     /// Threads, at most; 0: one a core. The plan is the same.
@@ -124,6 +127,7 @@ impl Args {
                 thresholds: self.thresholds as usize,
                 tune: true,
                 verify: !self.no_verify,
+                rates: self.rates.clone(),
             },
         })
     }
@@ -167,6 +171,7 @@ fn flag(field: &str) -> &'static str {
         "trace" => "--trace",
         "gpu-memory-utilization" => "--gpu-memory-utilization",
         "max-model-len" => "--max-model-len",
+        "rates" => "--rates",
         _ => "--pools",
     }
 }
