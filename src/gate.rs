@@ -380,7 +380,10 @@ impl Gate {
         settlement.charged = reservation.and_then(|reservation| {
             let charge = used.map_or(0, |used| used.charge(&reservation));
             let (tenant, reserved) = (reservation.tenant().cloned(), reservation.reserved());
-            let actual = Actual { charge, tokens: settlement.tokens.unwrap_or(0) };
+            // Another pool's replica says nothing of this one.
+            let own = answer.served_by.is_none_or(|name| name == ticket.pool.name.as_bytes());
+            let report = answer.report.filter(|_| own);
+            let actual = Actual { charge, tokens: settlement.tokens.unwrap_or(0), report };
             let settled = self.ledger.settle(slots, now, *reservation, actual);
             Some(Charged { tenant: tenant?, reserved, actual: charge, settled })
         });

@@ -169,6 +169,7 @@ pub(super) fn capacities(
             kept: (kept(pool, Dimension::TokensInFlight), kept(pool, Dimension::Requests)),
             credit: stated.credit,
             spill: pool.spill,
+            load: pool.load.clone(),
         }))
     };
     let mut capacities: Vec<Arc<Capacity>> = known.iter().filter_map(capacity).collect();

@@ -2,7 +2,7 @@
 
 use super::node::Node;
 use super::{ConfigError, short_list};
-use crate::pool::{SpillLaw, ThresholdRange};
+use crate::pool::{LoadSources, Scrape, SpillLaw, ThresholdRange};
 use crate::tenant::{Law, TOKENS_MAX};
 use crate::time::Span;
 use std::collections::BTreeMap;
@@ -48,6 +48,8 @@ pub struct Pool {
     pub spill: Option<SpillLaw>,
     /// Between what its threshold follows the load, if it does.
     pub threshold_range: Option<ThresholdRange>,
+    /// Where its engines say how busy they are, if they are asked.
+    pub load: Option<LoadSources>,
 }
 
 /// What all replicas of a pool can do together.
@@ -120,9 +122,9 @@ pub(super) fn each_once<'a>(
                 allowed: format!("already stands for the cluster \"{}\" elsewhere", first.cluster),
             });
         }
-        if (first.capacity, first.spill) != (pool.capacity, pool.spill) {
+        if (first.capacity, first.spill, &first.load) != (pool.capacity, pool.spill, &pool.load) {
             return Err(ConfigError {
-                field: field + ".capacity and spill",
+                field: field + ".capacity, spill and load",
                 value: "(differs)".to_owned(),
                 allowed: "must be the same wherever the pool is named".to_owned(),
             });
@@ -144,7 +146,7 @@ fn match_of(node: &Node<'_>) -> Result<Match, ConfigError> {
     }
 }
 
-const POOL: [&str; 8] = [
+const POOL: [&str; 9] = [
     "name",
     "cluster",
     "max_model_len",
@@ -153,6 +155,7 @@ const POOL: [&str; 8] = [
     "capacity",
     "spill",
     "threshold_range",
+    "load",
 ];
 
 /// Reads when a pool spills. Its load must be known.
@@ -192,9 +195,58 @@ fn threshold_range(
     }
 }
 
+/// Reads where a pool's engines say how busy they are. A report may be missing:
+/// then what is in flight decides, so that must be known.
+fn load_sources(
+    node: &Node<'_>,
+    capacity: Option<&PoolCapacity>,
+) -> Result<LoadSources, ConfigError> {
+    needs_load(node, capacity)?;
+    let members = node.object()?;
+    members.only(&["metrics", "orca"])?;
+    let scrape = members.get("metrics").map(|node| scrape(&node)).transpose()?;
+    let orca = members.get("orca").map_or(Ok(false), |node| node.flag())?;
+    if scrape.is_none() && !orca {
+        return Err(node.refuse("must have metrics, or orca that is true"));
+    }
+    Ok(LoadSources { replicas: capacity.map_or(1, |one| one.replicas), scrape, orca })
+}
+
+fn scrape(node: &Node<'_>) -> Result<Scrape, ConfigError> {
+    let members = node.object()?;
+    members.only(&["cluster", "path", "interval_ms", "covers"])?;
+    let cluster = visible(&members.need("cluster", "an Envoy cluster of the pool's replicas")?)?;
+    let path = match members.get("path") {
+        Some(node) => {
+            let path = visible(&node)?;
+            if !path.starts_with('/') {
+                return Err(node.refuse("must begin with /"));
+            }
+            path
+        }
+        None => "/metrics".to_owned(),
+    };
+    let interval =
+        members.get("interval_ms").map_or(Ok(1000), |node| node.integer(100, 60_000, ""))?;
+    let whole_pool = members
+        .get("covers")
+        .map_or(Ok(false), |node| node.word(&[("replica", false), ("pool", true)]))?;
+    Ok(Scrape { cluster, path, interval: Span::from_millis(interval), whole_pool })
+}
+
+/// A text that may stand in a header.
+fn visible(node: &Node<'_>) -> Result<String, ConfigError> {
+    let text = node.text()?;
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(node.refuse("must be visible ASCII characters"));
+    }
+    Ok(text.to_owned())
+}
+
 fn needs_load(node: &Node<'_>, capacity: Option<&PoolCapacity>) -> Result<(), ConfigError> {
     let known = capacity.is_some_and(|one| one.tokens_in_flight.or(one.requests).is_some());
-    let what = "needs capacity.tokens_in_flight or capacity.requests: else nobody knows the load";
+    let what =
+        "needs capacity.tokens_in_flight or capacity.requests: what is in flight must be known";
     if known { Ok(()) } else { Err(node.refuse(what)) }
 }
 
@@ -249,11 +301,7 @@ fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
         members.only(&POOL)?;
         let name_node = members.need("name", "a name for metrics and logs")?;
         let name = name_node.name()?;
-        let cluster_node = members.need("cluster", "the name of an Envoy cluster")?;
-        let cluster = cluster_node.text()?.to_owned();
-        if cluster.is_empty() || !cluster.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(cluster_node.refuse("must be visible ASCII characters"));
-        }
+        let cluster = visible(&members.need("cluster", "the name of an Envoy cluster")?)?;
         if pools.iter().any(|(pool, _)| pool.name == name) {
             return Err(name_node.refuse("must differ from the model's other pools"));
         }
@@ -277,6 +325,8 @@ fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
             .get("threshold_range")
             .map(|node| threshold_range(&node, capacity.as_ref(), max_model_len))
             .transpose()?;
+        let load =
+            members.get("load").map(|node| load_sources(&node, capacity.as_ref())).transpose()?;
         let pool = Pool {
             name,
             cluster,
@@ -286,6 +336,7 @@ fn pools(node: &Node<'_>) -> Result<Vec<Arc<Pool>>, ConfigError> {
             capacity,
             spill,
             threshold_range,
+            load,
         };
         pools.push((pool, node));
     }

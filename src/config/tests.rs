@@ -1,6 +1,8 @@
 use super::*;
 use crate::estimate::Settings as EstimatorSettings;
+use crate::pool::{LoadSources, Scrape};
 use crate::request::{Api, Media};
+use crate::time::Span;
 
 const TWO_POOLS: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
     {"name": "long", "cluster": "l", "max_model_len": 65536},
@@ -55,6 +57,59 @@ fn every_setting_can_be_set_for_a_route() {
     let media = Media { images: 2, audio: 3, videos: 0, files: 0 };
     assert_eq!(set.media_tokens.of(media), 2 * 1024 + 3 * 5);
     assert_eq!(config.base().media_tokens.of(media), 2 * 7 + 3 * 1024);
+}
+
+#[test]
+fn where_engines_say_how_busy_they_are() {
+    let with = |load: &str| {
+        let more = format!(r#""max_model_len": 8192, "load": {load}"#);
+        edited(r#""max_model_len": 8192"#, &more)
+    };
+    let capacity = r#", "capacity": {"replicas": 3, "requests": 8}"#;
+    let load = |load: &str| {
+        let config = with(&format!("{load}{capacity}"))?;
+        Ok(config.capacities.first().and_then(|one| one.load.clone()).unwrap())
+    };
+    let scrape = Scrape {
+        cluster: "c".to_owned(),
+        path: "/metrics".to_owned(),
+        interval: Span::from_secs(1),
+        whole_pool: false,
+    };
+    let told = LoadSources { replicas: 3, scrape: Some(scrape.clone()), orca: false };
+    assert_eq!(load(r#"{"metrics": {"cluster": "c"}}"#), Ok(told.clone()));
+    assert_eq!(
+        load(r#"{"orca": true}"#),
+        Ok(LoadSources { scrape: None, orca: true, ..told.clone() })
+    );
+    let interval = Span::from_millis(100);
+    let scrape = Scrape { path: "/federate?a=b".to_owned(), interval, whole_pool: true, ..scrape };
+    assert_eq!(
+        load(
+            r#"{"orca": true, "metrics": {"cluster": "c", "path": "/federate?a=b",
+                "interval_ms": 100, "covers": "pool"}}"#
+        ),
+        Ok(LoadSources { scrape: Some(scrape), orca: true, ..told })
+    );
+    let metrics = |more: &str| load(&format!(r#"{{"metrics": {{"cluster": "c", {more}}}}}"#));
+    for (result, expected) in [
+        (load("{}"), "pools[1].load: {}: must have metrics, or orca that is true"),
+        (load(r#"{"orca": false}"#), "must have metrics, or orca that is true"),
+        (load(r#"{"orca": 1}"#), "load.orca: 1: must be true or false"),
+        (load(r#"{"metric": {}}"#), "load.metric: (unknown): is not a known field, did you mean"),
+        (load(r#"{"metrics": {}}"#), "load.metrics.cluster: (absent): is required: an Envoy cl"),
+        (metrics(r#""path": "metrics""#), r#"load.metrics.path: "metrics": must begin with /"#),
+        (metrics(r#""path": "/a b""#), "load.metrics.path: \"/a b\": must be visible ASCII"),
+        (metrics(r#""interval_ms": 99"#), "interval_ms: 99: must be an integer from 100 to 60000"),
+        (metrics(r#""covers": "all""#), r#"covers: "all": must be "replica" or "pool""#),
+        (
+            with(r#"{"orca": true}"#).map(|_| unreachable!()),
+            "load: {\"orca\":true}: needs capacity.tokens_in_flight or capacity.requests",
+        ),
+    ] {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

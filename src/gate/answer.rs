@@ -1,5 +1,6 @@
 //! How a request ended, and what became of it.
 
+use crate::pool::Reading;
 use crate::tenant::{Entitlement, Settled};
 use crate::usage::{Overflow, Usage};
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub struct Answer<'a> {
     pub served_by: Option<&'a [u8]>,
     /// It was not the first attempt that was answered.
     pub retried: bool,
+    /// What the replica that answered says of itself.
+    pub report: Option<Reading>,
     /// The answer ended; `false` if it broke off.
     pub complete: bool,
     /// The client left before the answer ended.

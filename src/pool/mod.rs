@@ -1,7 +1,14 @@
 //! Which pool a request goes to.
 
+mod orca;
+mod prometheus;
+mod report;
 mod spill;
 
+pub use orca::{ORCA_FORMAT, ORCA_HEADER, read_orca};
+pub use prometheus::MetricsScanner;
+pub(crate) use report::Reports;
+pub use report::{LoadSources, Reading, Round, Scrape, Source};
 pub use spill::{Load, Spill, SpillLaw, ThresholdRange, adapt_threshold, place};
 
 use crate::config::{Model, OutputReserve, Pool};
@@ -120,6 +127,7 @@ mod tests {
                 capacity: None,
                 spill: None,
                 threshold_range: None,
+                load: None,
             })
         };
         Model { matches: Match::Any, pools: lens.iter().map(pool).collect() }

@@ -2,11 +2,12 @@
 //! follows the load.
 //!
 //! A pool's *pressure* is the fullest of what it has so much of: tokens in flight
-//! or open requests, in thousandths of its capacity. Over 1000, its engines queue.
+//! or open requests, in thousandths of its capacity, or what its engines report
+//! ([`super::report`]) if that is more. Over 1000, its engines queue.
 //! It starts to spill at one mark and stops at a lower one, and stays for a while
 //! in either state: without both, all traffic would swing from pool to pool.
 
-use super::Budget;
+use super::{Budget, Reading};
 use crate::config::{Model, Pool};
 use crate::time::{Instant, Span};
 use std::sync::Arc;
@@ -85,6 +86,8 @@ pub struct Load {
     pub takes_until: u64,
     /// Its threshold, if that is not the configured one.
     pub threshold: Option<u64>,
+    /// What each of its engines is said to do, if there is a young report.
+    pub reported: Option<Reading>,
 }
 
 /// The pool for a request of that budget, and whether another one than by

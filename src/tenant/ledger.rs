@@ -14,7 +14,7 @@ use super::pool::{Capacity, Contender, PoolAccount, Taken};
 use super::slot::{self, Content};
 use crate::config::{Pool, TenantClass};
 use crate::estimate::hash;
-use crate::pool::Load;
+use crate::pool::{Load, Reading, Source};
 use crate::share::{Slots, Updated};
 use crate::time::{Instant, Span};
 use std::sync::Arc;
@@ -81,6 +81,8 @@ pub struct Actual {
     pub charge: u64,
     /// Its tokens.
     pub tokens: u64,
+    /// What the replica of its pool that answered said of itself.
+    pub report: Option<Reading>,
 }
 
 /// What a tick did.
@@ -221,6 +223,20 @@ impl Ledger {
             false
         });
         load
+    }
+
+    /// Notes what a round of scrapes told of a pool.
+    pub fn report(
+        &self,
+        slots: &mut dyn Slots,
+        now: Instant,
+        capacity: &Capacity,
+        reading: Reading,
+    ) {
+        self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
+            pool.report(capacity, now, Source::Scrapes, reading);
+            true
+        });
     }
 
     /// Takes a look at the pools' pressures, each tick of one worker, and lets
@@ -403,6 +419,9 @@ impl Ledger {
         if let Some((capacity, taken)) = &reservation.pool {
             let updated = self.change(slots, capacity.key(), |pool: &mut PoolAccount| {
                 pool.settle(capacity, now, taken, actual.tokens);
+                if let Some(reading) = actual.report {
+                    pool.report(capacity, now, Source::Answer, reading);
+                }
                 true
             });
             if updated == Updated::Done {
@@ -420,7 +439,8 @@ impl Ledger {
             self.pending.remove(0);
             self.lost += 1;
         }
-        self.pending.push((rest, actual));
+        // By the time that it is settled its report is old.
+        self.pending.push((rest, Actual { report: None, ..actual }));
     }
 
     /// Settles what waits, and takes back what dead workers hold of these

@@ -29,7 +29,9 @@ use super::slot::{self, Content};
 use crate::bytes::{put, take, take_u64};
 use crate::config::TenantClass;
 use crate::estimate::hash;
-use crate::pool::{Load, Spill, SpillLaw, ThresholdRange, adapt_threshold};
+use crate::pool::{
+    Load, LoadSources, Reading, Reports, Source, Spill, SpillLaw, ThresholdRange, adapt_threshold,
+};
 use crate::time::{Instant, Span};
 use flows::Flows;
 
@@ -66,6 +68,8 @@ pub struct Capacity {
     pub credit: u64,
     /// When it sends elsewhere what another pool can take, if ever.
     pub spill: Option<SpillLaw>,
+    /// Where its engines say how busy they are, if they are asked.
+    pub load: Option<LoadSources>,
 }
 
 impl Capacity {
@@ -130,6 +134,8 @@ pub struct PoolAccount {
     mean: u64,
     /// Its threshold now; 0 for the configured one.
     threshold: u64,
+    /// What its engines said.
+    reports: Reports,
 }
 
 impl PoolAccount {
@@ -199,7 +205,7 @@ impl PoolAccount {
 
     /// How it stands for a request of so many tokens.
     pub fn load(&self, capacity: &Capacity, now: Instant, tokens: u64) -> Load {
-        let pressure = self.pressure(capacity, (0, 0));
+        let pressure = self.pressure(capacity, now);
         let mut spill = self.spill;
         if let Some(law) = &capacity.spill {
             spill.observe(law, now, pressure);
@@ -208,14 +214,32 @@ impl PoolAccount {
             pressure,
             spills: capacity.spill.is_some() && spill.is_on(),
             changes: spill.changes(),
-            adds: self.pressure(capacity, (tokens, 1)).saturating_sub(pressure),
+            adds: self
+                .in_flight(capacity, (tokens, 1))
+                .saturating_sub(self.in_flight(capacity, (0, 0))),
             takes_until: capacity.spill.map_or(TAKES, |law| law.enter),
             threshold: Some(self.threshold).filter(|threshold| *threshold > 0),
+            reported: capacity.load.as_ref().and_then(|load| self.reports.told(load, now)),
         }
     }
 
+    /// What is in flight, or what its engines report if that is more.
+    fn pressure(&self, capacity: &Capacity, now: Instant) -> u64 {
+        let reported = capacity
+            .load
+            .as_ref()
+            .map_or(0, |load| self.reports.pressure(load, now, capacity.limits.requests));
+        self.in_flight(capacity, (0, 0)).max(reported)
+    }
+
+    /// Its engines say how busy they are.
+    pub fn report(&mut self, capacity: &Capacity, now: Instant, source: Source, reading: Reading) {
+        self.reports.add(now, source, reading);
+        self.observe(capacity, now);
+    }
+
     /// The fullest of what it has so much of, in thousandths, with more open.
-    fn pressure(&self, capacity: &Capacity, (tokens, requests): (u64, u64)) -> u64 {
+    fn in_flight(&self, capacity: &Capacity, (tokens, requests): (u64, u64)) -> u64 {
         let (open_tokens, open_requests) = self.all.open();
         let of = |open: u64, more: u64, max: Option<u64>| {
             max.map_or(0, |max| open.saturating_add(more).saturating_mul(1000) / max.max(1))
@@ -230,7 +254,7 @@ impl PoolAccount {
 
     fn observe(&mut self, capacity: &Capacity, now: Instant) {
         if let Some(law) = &capacity.spill {
-            let pressure = self.pressure(capacity, (0, 0));
+            let pressure = self.pressure(capacity, now);
             self.spill.observe(law, now, pressure);
         }
     }
@@ -238,8 +262,7 @@ impl PoolAccount {
     /// Takes a look at the pressure, each tick of one worker. Returns its mean.
     pub fn watch(&mut self, capacity: &Capacity, now: Instant) -> u64 {
         self.observe(capacity, now);
-        self.mean =
-            (self.mean.saturating_mul(4).saturating_add(self.pressure(capacity, (0, 0)))) / 5;
+        self.mean = (self.mean.saturating_mul(4).saturating_add(self.pressure(capacity, now))) / 5;
         self.mean
     }
 
@@ -388,8 +411,8 @@ impl PoolAccount {
 mod layout {
     use super::flows::{FLOWS_MAX, Flow, Flows};
     use super::{
-        Account, Contender, Content, HEADS_MAX, Head, Instant, MAGIC, Meter, PoolAccount, Spill,
-        TenantClass, put, slot, take, take_u64,
+        Account, Contender, Content, HEADS_MAX, Head, Instant, MAGIC, Meter, PoolAccount, Reports,
+        Spill, TenantClass, put, slot, take, take_u64,
     };
 
     impl Content for PoolAccount {
@@ -427,6 +450,7 @@ mod layout {
             }
             put(&mut bytes, &self.spill.encode());
             put(&mut bytes, &[self.mean, self.threshold]);
+            put(&mut bytes, self.reports.encode().as_flattened());
             bytes
         }
 
@@ -468,8 +492,22 @@ mod layout {
             }
             let spill = Spill::decode([take_u64(rest)?, take_u64(rest)?, take_u64(rest)?]);
             let (mean, threshold) = (take_u64(rest)?, take_u64(rest)?);
-            let whole = rest.is_empty();
-            whole.then_some(Self { all, kept, meter, flows, heads, spill, mean, threshold })
+            let mut numbers = [[0; 4]; 2];
+            for number in numbers.as_flattened_mut() {
+                *number = take_u64(rest)?;
+            }
+            let (reports, whole) = (Reports::decode(numbers), rest.is_empty());
+            whole.then_some(Self {
+                all,
+                kept,
+                meter,
+                flows,
+                heads,
+                spill,
+                mean,
+                threshold,
+                reports,
+            })
         }
     }
 }

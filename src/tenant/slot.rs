@@ -6,7 +6,7 @@ use crate::share::{Slots, Updated};
 
 /// Part of the slots' names as well, so that builds of different layouts do not
 /// touch each other's.
-const LAYOUT: u32 = 3;
+const LAYOUT: u32 = 4;
 
 /// The head of the slot of the thing whose full name has this hash.
 pub(super) fn head(magic: [u8; 4], key: u64) -> Vec<u8> {

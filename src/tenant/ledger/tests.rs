@@ -44,7 +44,7 @@ fn ask(tenant: &Arc<Entitlement>, charge: u64) -> Ask {
 }
 
 fn used(tokens: u64) -> Actual {
-    Actual { charge: tokens, tokens }
+    Actual { charge: tokens, tokens, report: None }
 }
 
 fn in_flight(ledger: &Ledger, memory: &mut Memory, tenant: &Entitlement) -> (u64, u64) {
@@ -189,7 +189,7 @@ mod pools {
     fn capacity() -> Arc<Capacity> {
         let limits = Limits { requests: Some(2), ..Limits::default() };
         let name = "pool".into();
-        Arc::new(Capacity { name, limits, kept: (0, 0), credit: 1000, spill: None })
+        Arc::new(Capacity { name, limits, kept: (0, 0), credit: 1000, spill: None, load: None })
     }
 
     fn tenant(name: &str, class: TenantClass) -> Arc<Entitlement> {
@@ -243,7 +243,7 @@ mod pools {
         let less = Need { charge: 60, tokens: 40 };
         world.ledger.lower(&mut world.memory, at(0), &mut reservation, less).unwrap();
         assert_eq!((world.open(), reservation.reserved()), ((40, 1), 60));
-        let used = Actual { charge: 5, tokens: 30 };
+        let used = Actual { charge: 5, tokens: 30, report: None };
         world.ledger.settle(&mut world.memory, at(0), reservation, used).unwrap();
         assert_eq!(world.open(), (0, 0));
         let (_, served) = world.ledger.pool_status(

@@ -14,6 +14,7 @@ fn capacity() -> Capacity {
         kept: (200, 1),
         credit: 500,
         spill: None,
+        load: None,
     }
 }
 
@@ -345,4 +346,29 @@ proptest! {
         whole.extend(&bytes);
         let _ = PoolAccount::decode(0, &whole);
     }
+}
+
+#[test]
+fn a_report_only_adds_pressure_and_only_while_it_is_young() {
+    let mut capacity = capacity();
+    let dwell = Span::default();
+    capacity.spill = Some(SpillLaw { enter: 900, leave: 600, dwell });
+    capacity.load = Some(LoadSources { replicas: 2, scrape: None, orca: true });
+    let mut pool = PoolAccount::default();
+    let taken = pool.admit(&capacity, at(0), 1, who(1, ELASTIC), 100).unwrap();
+    let load = |pool: &PoolAccount, millis| {
+        let load = pool.load(&capacity, at(millis), 100);
+        (load.pressure, load.adds, load.spills)
+    };
+    let report = |kv_use| Reading { kv_use: Some(kv_use), ..Reading::default() };
+    pool.report(&capacity, at(1), Source::Answer, report(200));
+    assert_eq!(load(&pool, 1), (250, 250, false), "one of four requests is open");
+    pool.settle(&capacity, at(2), &taken, 100);
+    assert_eq!(load(&pool, 2), (200, 250, false));
+    for _ in 0..40 {
+        pool.report(&capacity, at(3), Source::Answer, report(1000));
+    }
+    assert_eq!(load(&pool, 3), (993, 250, true));
+    assert_eq!(PoolAccount::decode(7, &pool.encode(7)), Some(pool.clone()));
+    assert_eq!(load(&pool, 10_004), (0, 250, false));
 }

@@ -51,7 +51,9 @@ fn who_waited_in_vain_is_expected_back() {
     assert!(matches!(queue.admit(memory, ledger, at(0), elastic, hold), Admission::Held));
     assert_eq!(queue.poll(memory, ledger, at(300)).len(), 1);
     assert!(queue.poll(memory, ledger, at(310)).is_empty() && queue.is_empty());
-    ledger.settle(memory, at(310), open, Actual { charge: 100, tokens: 100 }).unwrap();
+    ledger
+        .settle(memory, at(310), open, Actual { charge: 100, tokens: 100, report: None })
+        .unwrap();
     let mut passes =
         |millis| matches!(ledger.admit(memory, at(millis), &spot, false), Admission::Admitted(..));
     assert!(!passes(1799) && passes(1801));
@@ -148,7 +150,7 @@ fn a_worker_that_waits_no_more_stands_in_nobody_s_way() {
     assert!(queue.is_empty());
     let running = world.running.pop().unwrap();
     let (ledger, _) = &mut world.workers[0];
-    let used = Actual { charge: 5000, tokens: 5000 };
+    let used = Actual { charge: 5000, tokens: 5000, report: None };
     ledger.settle(&mut world.memory, at(60), running.reservation, used).unwrap();
     // The other tenant has had more, and passes.
     let ask = world.ask(1, 100);

@@ -94,6 +94,7 @@ impl World {
             kept: (0, 0),
             credit: 10_000,
             spill: None,
+            load: None,
         };
         edit(&mut capacity);
         let capacity = Arc::new(capacity);
@@ -200,7 +201,7 @@ impl World {
             let Running { client, worker, tokens, reservation, .. } = self.running.remove(at_);
             self.served[client] += tokens;
             self.leaves(client, worker);
-            let used = Actual { charge: tokens, tokens };
+            let used = Actual { charge: tokens, tokens, report: None };
             let (memory, now) = (&mut self.memory, at(self.now));
             self.workers[worker].0.settle(memory, now, reservation, used).unwrap();
             self.poll(worker);
