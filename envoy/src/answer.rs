@@ -5,6 +5,7 @@ use crate::decode::{Decoder, Reader};
 use crate::host;
 use tidegate::config::{Config, UsageSource};
 use tidegate::gate::Missing;
+use tidegate::pool::Reading;
 use tidegate::request::Api;
 use tidegate::usage::{self, Filter, Merged, NoUsage, Overflow, OverflowScanner, Scanner, Usage};
 
@@ -26,6 +27,8 @@ pub(crate) struct Watched {
     /// Bytes that passed.
     bytes: u64,
     headers: Option<Usage>,
+    /// What the replica says of itself.
+    pub(crate) report: Option<Reading>,
     /// Takes the usage out of the client's view.
     hide: Option<Box<Filter>>,
     /// It was to be taken out, but could not.

@@ -145,6 +145,27 @@ pub(crate) fn publish(name: &str, value: &[u8]) {
     let _ = hostcalls::set_property(vec![name], Some(value));
 }
 
+/// Asks a cluster for a path, in the root context's callbacks only; the token of
+/// the call. `None` if there is no such cluster, or it cannot answer now.
+pub(crate) fn fetch(cluster: &str, path: &str, timeout: Duration) -> Option<u32> {
+    // In Istio a cluster is `outbound|8000||host`.
+    let host = cluster.rsplit('|').next().unwrap_or(cluster);
+    let headers = vec![(":method", "GET"), (":path", path), (":authority", host)];
+    hostcalls::dispatch_http_call(cluster, headers, None, Vec::new(), timeout).ok()
+}
+
+/// The status of what was fetched; in `on_http_call_response` only, of an answer
+/// that has headers.
+pub(crate) fn fetched_status() -> Option<Vec<u8>> {
+    header(MapType::HttpCallResponseHeaders, ":status")
+}
+
+/// Feeds the `size` bytes of what was fetched to `read`; in
+/// `on_http_call_response` only.
+pub(crate) fn read_fetched(size: usize, read: impl FnMut(&[u8])) {
+    read_body(BufferType::HttpCallResponseBody, 0, size, read);
+}
+
 /// Asks for a tick every `period`.
 pub(crate) fn tick_every(period: Duration) {
     let _ = hostcalls::set_tick_period(period);

@@ -8,6 +8,7 @@ mod decode;
 mod held;
 mod host;
 mod metrics;
+mod scrape;
 mod stream;
 mod tenant;
 mod worker;
@@ -34,6 +35,12 @@ impl Context for Root {
             instance.metrics.retire();
         }
         true
+    }
+
+    fn on_http_call_response(&mut self, token: u32, headers: usize, size: usize, _trailers: usize) {
+        if let Some(instance) = &self.instance {
+            scrape::ended(instance, token, headers, size);
+        }
     }
 }
 

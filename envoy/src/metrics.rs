@@ -98,7 +98,7 @@ impl Metrics {
             tenants: TenantMetrics::define(config, &count, &gauge, &|name| {
                 histogram(&format!("tidegate.{name}{instance}"))
             }),
-            pools: PoolMetrics::define(config, &gauge),
+            pools: PoolMetrics::define(config, &gauge, &count),
             estimate_error: histogram(&format!("tidegate.estimate_error{instance}")),
             cap_use: histogram(&format!("tidegate.cap_use{instance}")),
         }

@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tidegate::config::{Inspect, Pool, Settings, StreamUsage};
 use tidegate::gate::{Answer, Body, Decision, Reason, Settlement, Ticket, surely_largest};
+use tidegate::pool::{ORCA_FORMAT, ORCA_HEADER, read_orca};
 use tidegate::request::{self, Api, Edit, RequestFacts};
 use tidegate::tenant::{Admission, Standing};
 
@@ -78,6 +79,8 @@ pub(crate) struct Open {
     api: Api,
     /// The client is not to see the usage that was asked for.
     hide: bool,
+    /// The replica was asked how busy it is.
+    orca: bool,
     /// Where its tenant stands, if the client is to know.
     pub(crate) standing: Option<Standing>,
 }
@@ -158,7 +161,9 @@ impl Stream {
             worker.borrow().gate.place(now(), slots, config, &mut ticket, &mut decision);
         }
         let pool = Arc::clone(&decision.pool);
-        let mut open = Open { ticket, pool: Arc::clone(&pool), api, hide: false, standing: None };
+        let orca = pool.load.as_ref().is_some_and(|load| load.orca) && !settings.dry_run;
+        let (hide, standing) = (false, None);
+        let mut open = Open { ticket, pool: Arc::clone(&pool), api, hide, orca, standing };
         let mut waits = None;
         if let Some(tenants) = &config.tenants {
             let tenant = tenant::resolve(tenants, settings, head);
@@ -186,6 +191,9 @@ impl Stream {
         }
         if !settings.dry_run {
             head.set(&config.pool_header, decision.pool.cluster.as_bytes());
+            if orca {
+                head.set(ORCA_FORMAT, b"TEXT");
+            }
             head.clear_route_cache();
         }
         publish(&decision);
@@ -271,7 +279,7 @@ impl Stream {
             return None;
         }
         let watched = core::mem::take(&mut self.answer);
-        let (status, complete) = (watched.status, watched.complete);
+        let (status, complete, report) = (watched.status, watched.complete, watched.report);
         // The details tell who ended the stream, if it did not end by itself.
         let details = if complete { None } else { host::property(&CODE_DETAILS) };
         let told = watched.finish(&config.usage_sources);
@@ -288,6 +296,7 @@ impl Stream {
             complete,
             aborted: details.is_some_and(|details| left_by_client(&details)),
             output_seen: told.output_seen,
+            report,
             served_by: served_by.as_deref(),
             retried: attempts.as_deref().and_then(little_endian).is_some_and(|count| count > 1),
         };
@@ -396,7 +405,7 @@ impl HttpContext for Stream {
 
     fn on_http_response_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
         let open = self.open.borrow();
-        let (Some(open), Some(Instance { config, .. })) = (&*open, &self.instance) else {
+        let (Some(open), Some(Instance { config, metrics, .. })) = (&*open, &self.instance) else {
             return Action::Continue;
         };
         // Local replies pass here too. An abort later on changes the details.
@@ -405,6 +414,14 @@ impl HttpContext for Stream {
         }
         for (name, value) in open.standing.iter().flat_map(tenant::headers) {
             host::set_response_header(name, value.as_bytes());
+        }
+        if open.orca
+            && let Some(report) = host::response_header(ORCA_HEADER)
+        {
+            // We asked, not the client.
+            host::remove_response_header(ORCA_HEADER);
+            self.answer.report = read_orca(&report);
+            metrics.pools.orca(self.answer.report.is_some());
         }
         let status = host::response_header(":status").as_deref().and_then(decimal).unwrap_or(0);
         self.answer.complete = end_of_stream;

@@ -3,6 +3,7 @@
 use crate::held::{self, Held};
 use crate::host::{self, Counter, Histogram, SharedData};
 use crate::metrics::Metrics;
+use crate::scrape::{self, Scraper};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -25,14 +26,19 @@ pub(crate) struct Instance {
     pub(crate) config: Arc<Config>,
     pub(crate) metrics: Rc<Metrics>,
     pub(crate) worker: Rc<RefCell<Worker>>,
+    pub(crate) scraper: Rc<Scraper>,
     ticks: Rc<Ticks>,
 }
 
 /// When this configuration ticks.
 struct Ticks {
+    /// While nothing is held.
+    calm: Duration,
     period: Cell<Duration>,
     /// When workers last exchanged what they learned.
     exchanged: Cell<tidegate::time::Instant>,
+    /// Whether this worker does what one is to do for all.
+    first: Cell<bool>,
 }
 
 /// What all configurations of an instance share: root contexts die at each
@@ -56,9 +62,16 @@ thread_local! {
 impl Instance {
     pub(crate) fn new(config: Config) -> Self {
         let metrics = Rc::new(Metrics::define(&config, Counter::define, Histogram::define));
-        let ticks = Ticks { period: Cell::new(Duration::ZERO), exchanged: Cell::default() };
+        let scrapes = scrape::shortest_interval(&config);
+        let ticks = Ticks {
+            calm: scrapes.map_or(TICK, |interval| interval.min(TICK)),
+            period: Cell::new(Duration::ZERO),
+            exchanged: Cell::default(),
+            first: Cell::default(),
+        };
         let (worker, config) = (worker(&config.name), Arc::new(config));
-        let instance = Self { config, metrics, worker, ticks: Rc::new(ticks) };
+        let (scraper, ticks) = (Rc::default(), Rc::new(ticks));
+        let instance = Self { config, metrics, worker, scraper, ticks };
         instance.give();
         instance.worker.borrow().gate.ledger().open(
             &mut SharedData,
@@ -67,7 +80,7 @@ impl Instance {
         );
         // A VM that comes after a trap continues with what the others know.
         instance.exchange();
-        instance.tick_every(TICK);
+        instance.tick_every(instance.ticks.calm);
         instance
     }
 
@@ -96,11 +109,15 @@ impl Instance {
         held::release(&self.worker, context);
         let hurried = self.ticks.period.get() < TICK;
         if self.worker.borrow().gate.next_wake().is_none() {
-            self.tick_every(TICK);
+            self.tick_every(self.ticks.calm);
         }
-        let since = host::now().since(self.ticks.exchanged.get());
+        let now = host::now();
+        let since = now.since(self.ticks.exchanged.get());
         if !hurried || u128::from(since.as_nanos()) >= TICK.as_nanos() {
             self.exchange();
+        }
+        if self.ticks.first.get() {
+            scrape::begin(self, now);
         }
     }
 
@@ -125,7 +142,8 @@ impl Instance {
         self.metrics.tenants.ticked(&ticked, host::conflicts());
         // One worker speaks for all: gauges are not added up, and one log line
         // tells what all of them learned.
-        if exchange.is_first(now) {
+        self.ticks.first.set(exchange.is_first(now));
+        if self.ticks.first.get() {
             let period = Span::from_secs(self.config.base().estimator.export_seconds);
             if period > Span::default() && now.since(*exported) >= period {
                 *exported = now;
@@ -142,6 +160,7 @@ impl Instance {
                 let load = ledger.load(&mut SharedData, now, capacity, 0).unwrap_or_default();
                 let (status, served) = ledger.pool_status(&mut SharedData, now, capacity, tenants);
                 self.metrics.pools.set(at, &status, &load);
+                self.metrics.pools.reported(at, &load);
                 for (all, served) in all.iter_mut().zip(served) {
                     *all = all.saturating_add(served);
                 }
