@@ -86,6 +86,8 @@ pub enum Callback {
     Configure,
     /// The root context's timer fired.
     Tick,
+    /// A call to a cluster ended.
+    HttpCallResponse,
     /// Request headers.
     RequestHeaders,
     /// A piece of the request's body.
@@ -115,6 +117,7 @@ impl Callback {
             Self::VmStart => "vm_start",
             Self::Configure => "configure",
             Self::Tick => "tick",
+            Self::HttpCallResponse => "http_call_response",
             Self::RequestHeaders => "request_headers",
             Self::RequestBody => "request_body",
             Self::RequestTrailers => "request_trailers",

@@ -3,7 +3,7 @@
 use crate::abi::Direction;
 use crate::host::{LogLine, Process};
 use crate::http::StreamState;
-use crate::{Callback, Host, Level, Plugin, Status, VmOptions};
+use crate::{Callback, Headers, Host, Level, Plugin, Status, VmOptions};
 use std::cell::RefMut;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -27,6 +27,21 @@ pub(crate) enum Context {
     Stream(Box<StreamState>),
 }
 
+/// A call to a cluster that is not answered yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpCall {
+    /// What its answer is for.
+    pub token: u32,
+    /// The context that made it.
+    pub(crate) context: u32,
+    /// The cluster.
+    pub cluster: String,
+    /// Its headers, `:path` and the like among them.
+    pub headers: Headers,
+    /// When Envoy gives up.
+    pub timeout: Duration,
+}
+
 /// The data of one VM.
 #[derive(Debug)]
 pub(crate) struct Guest {
@@ -46,6 +61,11 @@ pub(crate) struct Guest {
     /// Some stream has asked to go on.
     pub(crate) resumed: bool,
     pub(crate) random: u64,
+    /// Calls that are open.
+    pub(crate) calls: Vec<HttpCall>,
+    pub(crate) last_call: u32,
+    /// Headers and body of the call that has ended, in its callback; none if it failed.
+    pub(crate) called: Option<(Headers, Vec<u8>)>,
 }
 
 impl Guest {
@@ -63,6 +83,9 @@ impl Guest {
             metrics: BTreeSet::new(),
             resumed: false,
             random: 0,
+            calls: Vec::new(),
+            last_call: 0,
+            called: None,
         }
     }
 
@@ -117,6 +140,9 @@ impl Guest {
                 // Outside its callbacks a body is empty, not missing.
                 let stream = self.stream();
                 Ok(stream.map(|stream| stream.half(direction).visible()).unwrap_or_default())
+            }
+            4 if self.called.is_some() => {
+                Ok(self.called.as_ref().map(|(_, body)| body.as_slice()).unwrap_or_default())
             }
             6 => Ok(&self.options.vm_configuration),
             7 if callback == Callback::Configure => {

@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use crate::shared::{Queues, SharedData};
 use crate::{Callback, HostCall, Level, Metric, MetricKind, Module, Result, Status, Vm, VmOptions};
 use std::cell::{RefCell, RefMut};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -46,6 +46,8 @@ pub(crate) struct Process {
     pub(crate) has_clear_route_cache: bool,
     pub(crate) route_clears: u64,
     pub(crate) buffer_limit: usize,
+    /// The clusters that can be called.
+    pub(crate) clusters: BTreeSet<String>,
 }
 
 /// One Envoy process. Clones are handles to the same process.
@@ -74,6 +76,7 @@ impl Host {
             has_clear_route_cache: true,
             route_clears: 0,
             buffer_limit: DEFAULT_BUFFER_LIMIT,
+            clusters: BTreeSet::new(),
         })))
     }
 
@@ -251,6 +254,11 @@ impl Host {
     /// How often the route cache was cleared, by all streams.
     pub fn route_clears(&self) -> u64 {
         self.process().route_clears
+    }
+
+    /// There is a cluster of this name, which calls can go to. At first there is none.
+    pub fn add_cluster(&self, name: &str) {
+        self.process().clusters.insert(name.to_string());
     }
 
     /// How many bytes of a body may wait while a filter holds it. Above it Envoy itself answers

@@ -31,7 +31,8 @@
 //! - Once headers have gone on they are out of reach, for every filter alike. Envoy leaves them
 //!   within reach of a filter that had paused at them, though changes are lost there too.
 //! - A filter cannot add trailers to a message that has none.
-//! - There are no clusters: HTTP and gRPC calls out fail as they do for an unknown cluster.
+//! - Clusters are names ([`Host::add_cluster`]): the test answers calls to them. gRPC calls out fail
+//!   as they do for an unknown cluster.
 //! - `clear_route_cache` is the only foreign function. Queues work but wake nobody.
 
 mod abi;
@@ -53,6 +54,7 @@ mod vm;
 pub use abi::{Action, Callback, HostCall, Level, Status};
 pub use error::{Error, Result, Trap};
 pub use exchange::{Chunks, End, Exchange, Request, Response, exchange};
+pub use guest::HttpCall;
 pub use headers::Headers;
 pub use host::{DEFAULT_BUFFER_LIMIT, Host, LogLine};
 pub use http::{LocalReply, Step};

@@ -12,6 +12,7 @@ use wasmi::{Func, Instance, Linker, Store, TrapCode, TypedFunc, WasmParams, Wasm
 pub(crate) const DEFAULT_FUEL_LIMIT: u64 = 10_000_000_000;
 
 type HttpCallback = Option<TypedFunc<(u32, u32, u32), u32>>;
+type CallResponse = Option<TypedFunc<(u32, u32, u32, u32, u32), ()>>;
 
 /// What the module exports. Envoy skips a callback that is not there, and so do we.
 #[derive(Debug)]
@@ -21,6 +22,7 @@ struct Exports {
     vm_start: Option<TypedFunc<(u32, u32), u32>>,
     configure: Option<TypedFunc<(u32, u32), u32>>,
     tick: Option<TypedFunc<u32, ()>>,
+    http_call_response: CallResponse,
     headers: [HttpCallback; 2],
     body: [HttpCallback; 2],
     trailers: [Option<TypedFunc<(u32, u32), u32>>; 2],
@@ -181,6 +183,25 @@ impl Machine {
     pub(crate) fn tick(&mut self, root: u32) -> Result<()> {
         self.root(root)?;
         self.call(Callback::Tick, root, self.exports.tick, root)?;
+        self.settle()
+    }
+
+    /// Ends a call: with headers and a body, or without if it failed.
+    pub(crate) fn answer_call(
+        &mut self,
+        token: u32,
+        answer: Option<(Headers, Vec<u8>)>,
+    ) -> Result<()> {
+        let guest = self.guest();
+        let at = guest.calls.iter().position(|call| call.token == token);
+        let call = guest.calls.remove(at.ok_or_else(|| Error::misuse("this call is over"))?);
+        let sizes = answer.as_ref().map_or((0, 0), |(headers, body)| (headers.len(), body.len()));
+        guest.called = answer;
+        let params = (call.context, token, sizes.0 as u32, sizes.1 as u32, 0);
+        let function = self.exports.http_call_response;
+        let result = self.call(Callback::HttpCallResponse, call.context, function, params);
+        self.guest().called = None;
+        result?;
         self.settle()
     }
 
@@ -386,6 +407,8 @@ impl Machine {
                     Some(Context::Root(root)) if root.done => {
                         self.call(Callback::Delete, id, self.exports.delete, id)?;
                         self.guest().contexts.remove(&id);
+                        // Its calls are cancelled: no answer comes.
+                        self.guest().calls.retain(|call| call.context != id);
                     }
                     _ => {}
                 }
@@ -440,6 +463,7 @@ impl Exports {
             vm_start: export(instance, store, "proxy_on_vm_start")?,
             configure: export(instance, store, "proxy_on_configure")?,
             tick: export(instance, store, "proxy_on_tick")?,
+            http_call_response: export(instance, store, "proxy_on_http_call_response")?,
             headers: [
                 export(instance, store, "proxy_on_request_headers")?,
                 export(instance, store, "proxy_on_response_headers")?,

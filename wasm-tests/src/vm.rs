@@ -2,7 +2,7 @@
 
 use crate::error::Trap;
 use crate::machine::Machine;
-use crate::{Callback, Error, Host, Module, Result, Stream};
+use crate::{Callback, Error, Headers, Host, HttpCall, Module, Result, Stream};
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 use std::time::Duration;
@@ -151,6 +151,22 @@ impl Vm {
     pub fn tick(&self, root: Root) -> Result<()> {
         let id = self.context(root)?;
         self.machine().tick(id)
+    }
+
+    /// The calls to clusters that are not answered yet, the oldest first.
+    pub fn calls(&self) -> Vec<HttpCall> {
+        self.machine().guest().calls.clone()
+    }
+
+    /// A call is answered.
+    pub fn answer_call(&self, token: u32, status: u32, body: &[u8]) -> Result<()> {
+        let headers = Headers::from([(":status", status.to_string().as_str())]);
+        self.machine().answer_call(token, Some((headers, body.to_vec())))
+    }
+
+    /// A call fails: its time is over, or the connection broke.
+    pub fn fail_call(&self, token: u32) -> Result<()> {
+        self.machine().answer_call(token, None)
     }
 
     /// The period that the guest asked for.

@@ -10,8 +10,9 @@ use support::{CONFIG, Worker, chat, config_with, golden, used};
 use tidegate_wasm_tests::{Callback, Chunks, Module, Outcome, Response, Verdict};
 
 /// Bytes of the module, names included. The decoders for gzip and deflate take
-/// some 55 KB of it, the one for Brotli 190 KB, two thirds of that its dictionary.
-const SIZE_MAX: usize = 1_140_000;
+/// some 55 KB of it, the one for Brotli 190 KB, two thirds of that its dictionary;
+/// what engines report (configuration, calls, two formats, gauges) 23 KB.
+const SIZE_MAX: usize = 1_160_000;
 /// Fuel may differ from the golden by so much, in per cent.
 const TOLERANCE: u64 = 5;
 

@@ -328,6 +328,30 @@ fn request_properties_outlive_headers_that_were_held() {
 }
 
 #[test]
+fn calls_to_clusters_are_answered_by_the_test() {
+    let (host, vm, root) = start(
+        r#"(func (export "proxy_on_tick") (param i32)
+             (call $say (call $http_call @"there" @"\03\00\00\00\05\00\00\00\02\00\00\00\07\00\00\00\03\00\00\00\0a\00\00\00\01\00\00\00:path\00/m\00:method\00GET\00:authority\00a\00" @"" @"" (i32.const 5) (i32.const 24))))
+           (func (export "proxy_on_http_call_response") (param $id i32) (param $token i32) (param $headers i32) (param $size i32) (param i32)
+             (call $say (local.get $token)) (call $say (local.get $headers)) (call $say (local.get $size))
+             (call $say (call $get_header (i32.const 6) @":status" (i32.const 16) (i32.const 20)))
+             (call $say (call $get_buffer (i32.const 4) (i32.const 0) (i32.const 9) (i32.const 16) (i32.const 20))))"#,
+    );
+    vm.tick(root).unwrap();
+    host.add_cluster("there");
+    vm.tick(root).unwrap();
+    vm.tick(root).unwrap();
+    assert_eq!(said(&host), "2 0 0");
+    let calls = vm.calls();
+    assert_eq!((calls.len(), calls[1].headers.text(":path")), (2, Some("/m")));
+    vm.answer_call(calls[0].token, 200, b"body").unwrap();
+    vm.fail_call(calls[1].token).unwrap();
+    // Of a call that failed nothing may be asked.
+    assert_eq!(said(&host), "1 1 4 0 0 2 0 0 2 1");
+    assert!(vm.fail_call(calls[1].token).is_err());
+}
+
+#[test]
 fn foreign_functions_can_be_absent() {
     let (host, vm, root) = start(
         r#"(func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32)
