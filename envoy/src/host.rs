@@ -258,24 +258,26 @@ impl Slots for SharedData {
 }
 
 /// The time since the monotonic clock's own zero, which is the same for all
-/// VMs of a process.
+/// VMs of a process, whenever they started.
 ///
-/// `Instant` does not show its value, so each VM finds the clock's zero once,
-/// bit by bit: the longest time that can be taken from an instant.
+/// `Instant` does not show its value, so each VM finds the earliest instant there
+/// is, bit by bit. That is the clock's zero, or 2^63 seconds before it: it depends
+/// on the standard library whether instants are signed.
 pub(crate) fn now() -> tidegate::time::Instant {
     thread_local! {
-        static ZERO: Instant = clock_zero();
+        static EARLIEST: Instant = earliest();
     }
-    let since = ZERO.with(|zero| Instant::now().saturating_duration_since(*zero));
-    tidegate::time::Instant::from_nanos(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    let since = EARLIEST.with(|earliest| Instant::now().saturating_duration_since(*earliest));
+    let seconds = since.as_secs() & (u64::MAX >> 1);
+    let nanos = seconds.saturating_mul(1_000_000_000).saturating_add(since.subsec_nanos().into());
+    tidegate::time::Instant::from_nanos(nanos)
 }
 
-fn clock_zero() -> Instant {
-    let mut zero = Instant::now();
-    for bit in (0..62).rev() {
-        if let Some(earlier) = zero.checked_sub(Duration::from_nanos(1 << bit)) {
-            zero = earlier;
-        }
+fn earliest() -> Instant {
+    let mut earliest = Instant::now();
+    let seconds = (0..64).rev().map(|bit| Duration::from_secs(1 << bit));
+    for step in seconds.chain((0..30).rev().map(|bit| Duration::from_nanos(1 << bit))) {
+        earliest = earliest.checked_sub(step).unwrap_or(earliest);
     }
-    zero
+    earliest
 }

@@ -206,6 +206,8 @@ fn answers_tell_how_busy_their_replica_is() {
         config(r#"{"orca": true}"#).replacen(r#""version""#, r#""dry_run": true, "version""#, 1);
     let dry = Worker::on(&host, "dry", &dry);
     let sent = chat(400).send(&dry.vm, dry.root).unwrap();
+    // Its VM is ten seconds younger than the report, and knows that it is old.
+    assert_eq!(sent.stream().filter_state("tidegate_pool").unwrap().unwrap(), b"short");
     let up = sent.stream().upstream_headers().unwrap();
     assert_eq!(up.text("endpoint-load-metrics-format"), None);
     let outcome = sent.answer(&response).unwrap();
