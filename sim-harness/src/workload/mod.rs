@@ -7,13 +7,19 @@
 mod arrivals;
 mod caps;
 mod lengths;
+mod rates;
+mod scale;
+mod sessions;
 mod stream;
 mod trace;
 
 pub use arrivals::{compress, poisson};
 pub use caps::{CapPolicy, LADDER_NONE_SHARE, LADDER_STEPS, apply_caps};
 pub use lengths::{AGENT_HEAVY, AZURE_2023, Cdf, LMSYS_CHAT_1M, LengthError, Lengths, Split};
-pub use stream::{TraceReader, TraceRequest};
+pub use rates::Rates;
+pub use scale::{Copies, Copy, mean_rate, mix};
+pub use sessions::{SESSIONS_HEADER, Turn, parse_sessions};
+pub use stream::{TraceReader, TraceRequest, parse_rows};
 pub use trace::{Trace, TraceError, parse_azure_csv, parse_mooncake_jsonl, parse_trace};
 
 use crate::rng::Pcg;

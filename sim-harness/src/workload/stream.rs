@@ -138,6 +138,16 @@ impl TraceReader {
     }
 }
 
+/// Reads a whole trace, with the names of its blocks.
+pub fn parse_rows(bytes: &[u8]) -> Result<Vec<TraceRequest>, TraceError> {
+    let mut reader = TraceReader::default();
+    for line in bytes.split(|&b| b == b'\n') {
+        reader.line(line)?;
+    }
+    reader.end()?;
+    Ok(reader.ready.into())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
