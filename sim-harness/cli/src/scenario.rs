@@ -7,9 +7,13 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tidegate::config::{Config, ConfigError};
 use tidegate_sim::SECOND;
-use tidegate_sim::fleet::{Arrivals, Dispatch, Gateways, LengthSource, Pool, Scenario, Source};
+use tidegate_sim::fleet::{
+    Arrivals, Dispatch, Fault, Gateways, LengthSource, Pool, Scenario, Sessions, Source, Tail, What,
+};
 use tidegate_sim::texts::Kind;
-use tidegate_sim::workload::{CapPolicy, Lengths, Trace, TraceError, parse_trace};
+use tidegate_sim::workload::{
+    CapPolicy, Lengths, Rates, Trace, TraceError, parse_rows, parse_sessions, parse_trace,
+};
 
 use crate::fields::{FieldError, Fields};
 use crate::files::{self, FileError};
@@ -142,7 +146,7 @@ fn gateways(fields: &Fields) -> Result<Gateways, FieldError> {
     })
 }
 
-const POOL_FIELDS: [&str; 5] = ["replicas", "dispatch", "timing", "hardware", "engine"];
+const POOL_FIELDS: [&str; 6] = ["replicas", "dispatch", "timing", "hardware", "engine", "events"];
 
 fn pool(name: &str, value: &Value, config: &Config) -> Result<Pool, FieldError> {
     let fields = Fields::new(&format!("pools.{name}"), value, &POOL_FIELDS)?;
@@ -171,10 +175,48 @@ fn pool(name: &str, value: &Value, config: &Config) -> Result<Pool, FieldError> 
         },
         engine,
         time,
+        faults: faults(&fields)?,
     })
 }
 
-const SOURCE_FIELDS: [&str; 12] = [
+/// What happens to a pool's replicas.
+fn faults(pool: &Fields) -> Result<Vec<Fault>, FieldError> {
+    if pool.get("events").is_none() {
+        return Ok(Vec::new());
+    }
+    let fault = |(nth, value)| -> Result<Fault, FieldError> {
+        let known = ["at_seconds", "replica", "down_seconds", "slow", "for_seconds"];
+        let fields = Fields::new(&format!("{}[{nth}]", pool.at("events")), value, &known)?;
+        let seconds = |field: &str| {
+            // Not for no time at all.
+            let time = fields.number(field, 1e-6..=1e8, 0.0)?;
+            if time == 0.0 { Err(fields.wrong(field, "a number, 1e-6 to 1e8")) } else { Ok(time) }
+        };
+        let (time, what) = match (fields.get("down_seconds"), fields.get("slow")) {
+            (Some(_), None) if fields.get("for_seconds").is_none() => {
+                (seconds("down_seconds")?, What::Down)
+            }
+            (None, Some(_)) => {
+                let factor = fields.number("slow", 0.01..=1000.0, 1.0)?;
+                (seconds("for_seconds")?, What::Slow(factor))
+            }
+            _ => return Err(pool.wrong("events", EVENTS)),
+        };
+        let from = time_of(fields.number("at_seconds", 0.0..=1e8, 0.0)?);
+        let replica = fields.whole("replica", 0..=100_000, None)? as u32;
+        Ok(Fault { replica, during: (from, from + time_of(time)), what })
+    };
+    pool.list("events")?.iter().enumerate().map(fault).collect()
+}
+
+const EVENTS: &str =
+    "at_seconds, replica, and down_seconds, or slow (times as long) and for_seconds";
+
+fn time_of(seconds: f64) -> u64 {
+    (seconds * SECOND as f64) as u64
+}
+
+const SOURCE_FIELDS: [&str; 14] = [
     "tenant",
     "model",
     "path",
@@ -186,6 +228,8 @@ const SOURCE_FIELDS: [&str; 12] = [
     "stop_seconds",
     "timeout_seconds",
     "retries",
+    "retry_timeouts",
+    "sessions",
     "comment",
 ];
 
@@ -196,13 +240,15 @@ fn source(nth: usize, value: &Value, folder: &Path) -> Result<Source, ScenarioEr
         Some(_) => fields.text(field).map(str::to_owned),
     };
     let caps = or("caps", "ladder")?;
+    let (lengths, tail) = lengths(&fields, folder)?;
+    let (arrivals, trace_from) = arrivals(&fields)?;
     Ok(Source {
         tenant: or("tenant", "default")?,
-        model: or("model", "m")?,
+        models: models(&fields)?,
         path: or("path", "/v1/chat/completions")?,
         texts: texts(&fields)?,
-        lengths: lengths(&fields, folder)?,
-        arrivals: arrivals(&fields)?,
+        lengths,
+        arrivals,
         caps: caps
             .parse::<CapPolicy>()
             .map_err(|_| fields.wrong("caps", "none, actual, ladder"))?,
@@ -210,7 +256,40 @@ fn source(nth: usize, value: &Value, folder: &Path) -> Result<Source, ScenarioEr
         stop: time(&fields, "stop_seconds", None)?.unwrap_or(u64::MAX),
         timeout: time(&fields, "timeout_seconds", None)?.filter(|time| *time > 0),
         retries: fields.whole("retries", 0..=1_000, Some(2))? as u32,
+        retry_timeouts: fields.switch("retry_timeouts", false)?,
+        sessions: sessions(&fields)?,
+        tail,
+        trace_from,
     })
+}
+
+/// One model, or several with weights.
+fn models(source: &Fields) -> Result<Vec<(String, u32)>, FieldError> {
+    let Some(value) = source.get("model") else { return Ok(vec![("m".into(), 1)]) };
+    let Some(all) = value.as_object() else {
+        let one = source.text("model");
+        let one = one.map_err(|_| source.wrong("model", "a name, or names with weights"))?;
+        return Ok(vec![(one.into(), 1)]);
+    };
+    let names: Vec<&str> = all.keys().map(String::as_str).collect();
+    let fields = Fields::new(&source.at("model"), value, &names)?;
+    let mut models = Vec::new();
+    for name in names {
+        models.push((name.to_owned(), fields.whole(name, 0..=1_000_000, None)? as u32));
+    }
+    models.retain(|(_, weight)| *weight > 0);
+    if models.is_empty() { Err(source.wrong("model", "a weight above 0")) } else { Ok(models) }
+}
+
+fn sessions(source: &Fields) -> Result<Option<Sessions>, FieldError> {
+    let Some(value) = source.get("sessions") else { return Ok(None) };
+    let known = ["turns", "think_seconds", "shared_tokens"];
+    let fields = Fields::new(&source.at("sessions"), value, &known)?;
+    Ok(Some(Sessions {
+        turns: fields.number("turns", 1.0..=100_000.0, 1.0)?,
+        think: time(&fields, "think_seconds", Some(0.0))?.unwrap_or(0),
+        shared: fields.whole("shared_tokens", 0..=1 << 24, Some(0))? as u32,
+    }))
 }
 
 fn texts(source: &Fields) -> Result<Vec<(Kind, u32)>, FieldError> {
@@ -238,57 +317,124 @@ fn one_of<'a>(
     Fields::new(&source.at(field), value, known)
 }
 
-fn lengths(source: &Fields, folder: &Path) -> Result<LengthSource, ScenarioError> {
+/// Two numbers of tokens.
+fn pair(value: &Value) -> Option<(u32, u32)> {
+    let list = value.as_array().filter(|list| list.len() == 2)?;
+    let tokens = |at: usize| {
+        let tokens = list.get(at)?.as_u64().filter(|tokens| (1..=1 << 30).contains(tokens));
+        tokens.map(|tokens| tokens as u32)
+    };
+    tokens(0).zip(tokens(1))
+}
+
+fn tail(lengths: &Fields) -> Result<Option<Tail>, FieldError> {
+    let Some(value) = lengths.get("tail") else { return Ok(None) };
+    let fields = Fields::new(&lengths.at("tail"), value, &["share", "tokens"])?;
+    let share = fields.number("share", 0.0..=1.0, -1.0)?;
+    if share < 0.0 {
+        return Err(fields.wrong("share", "a number, 0 to 1"));
+    }
+    let tokens = fields.get("tokens").and_then(pair).filter(|(from, to)| 2 <= *from && from <= to);
+    let tokens = tokens.ok_or_else(|| fields.wrong("tokens", "[from, to] in tokens, from 2"))?;
+    Ok(Some(Tail { share, tokens }))
+}
+
+fn lengths(source: &Fields, folder: &Path) -> Result<(LengthSource, Option<Tail>), ScenarioError> {
     let allowed = "one of named = \"azure\", \"lmsys\" or \"agent\", file = a trace or a \
-                   distribution, fixed = [prompt, output]";
-    let fields = one_of(source, "lengths", allowed, &["named", "file", "fixed"])?;
-    let found = ["named", "file", "fixed"].map(|key| fields.get(key));
-    match found {
-        [Some(name), None, None] => {
+                   distribution, fixed = [prompt, output], sessions = a file (tail: beside any)";
+    let known = ["named", "file", "fixed", "sessions", "tail"];
+    let fields = one_of(source, "lengths", allowed, &known)?;
+    let tail = tail(&fields)?;
+    let found = ["named", "file", "fixed", "sessions"].map(|key| fields.get(key));
+    let lengths: Result<LengthSource, ScenarioError> = match found {
+        [None, None, None, Some(_)] => {
+            let path = folder.join(fields.text("sessions")?);
+            let all = parse_sessions(&files::read_text(&path)?);
+            let all = all.map_err(|error| ScenarioError::Trace(path, error))?;
+            Ok(LengthSource::Sessions(all.into()))
+        }
+        [Some(name), None, None, None] => {
             let named = name.as_str().and_then(|name| name.parse::<Synthetic>().ok());
             let named = named.ok_or_else(|| fields.wrong("named", "azure, lmsys, agent"))?;
             Ok(LengthSource::Drawn(named.lengths()))
         }
-        [None, Some(_), None] => {
+        [None, Some(_), None, None] => {
             let path = folder.join(fields.text("file")?);
-            let trace = parse_trace(&files::read(&path)?);
-            Ok(match trace.map_err(|error| ScenarioError::Trace(path, error))? {
-                Trace::Timed(requests) => LengthSource::Trace(requests.into()),
-                Trace::Totals(cdf) => LengthSource::Drawn(Lengths::from_total(cdf)),
-            })
-        }
-        [None, None, Some(list)] => {
-            let tokens = |at: usize| {
-                let token = list.as_array().filter(|list| list.len() == 2)?.get(at)?.as_u64();
-                token.filter(|tokens| (1..=1 << 30).contains(tokens)).map(|tokens| tokens as u32)
+            let bytes = files::read(&path)?;
+            let read = || match parse_trace(&bytes)? {
+                // Once more, with the names of its blocks.
+                Trace::Timed(_) => Ok(LengthSource::Trace(parse_rows(&bytes)?.into())),
+                Trace::Totals(cdf) => Ok(LengthSource::Drawn(Lengths::from_total(cdf))),
             };
-            let pair = tokens(0).zip(tokens(1));
-            let (input, output) =
-                pair.ok_or_else(|| fields.wrong("fixed", "[prompt, output] in tokens, from 1"))?;
+            read().map_err(|error| ScenarioError::Trace(path, error))
+        }
+        [None, None, Some(list), None] => {
+            let (input, output) = pair(list)
+                .ok_or_else(|| fields.wrong("fixed", "[prompt, output] in tokens, from 1"))?;
             Ok(LengthSource::Fixed(input, output))
         }
         _ => Err(source.wrong("lengths", allowed).into()),
-    }
+    };
+    Ok((lengths?, tail))
 }
 
-fn arrivals(source: &Fields) -> Result<Arrivals, FieldError> {
-    let allowed = "one of per_second = a rate (with cv = its burstiness), clients = how many (with \
-                   think_seconds), trace_speed = times as fast as the trace";
-    let known = ["per_second", "cv", "clients", "think_seconds", "trace_speed"];
-    let fields = one_of(source, "arrivals", allowed, &known)?;
-    let has = |key: &str| fields.get(key).is_some();
-    match (has("per_second"), has("clients"), has("trace_speed")) {
-        (true, false, false) => Ok(Arrivals::Open {
-            rate: fields.number("per_second", 1e-6..=1e7, 1.0)?,
-            cv: fields.number("cv", 0.01..=100.0, 1.0)?,
-        }),
-        (false, true, false) => Ok(Arrivals::Closed {
+/// Kinds of arrivals by the one field that each must have, and what it may have
+/// beside it.
+const ARRIVALS: [(&str, &[&str]); 5] = [
+    ("per_second", &["cv", "peak_to_mean", "period_seconds"]),
+    ("rates", &["cv", "period_seconds"]),
+    ("clients", &["think_seconds"]),
+    ("trace_speed", &["trace_from_seconds"]),
+    ("trace_rate", &["trace_from_seconds"]),
+];
+
+/// When requests come, and where a trace begins.
+fn arrivals(source: &Fields) -> Result<(Arrivals, u64), FieldError> {
+    let kinds = ARRIVALS.map(|(kind, more)| format!("{kind} (with {})", more.join(", ")));
+    let allowed = format!("one of {}", kinds.join("; "));
+    let value = source.get("arrivals").ok_or_else(|| source.wrong("arrivals", &*allowed))?;
+    let Some((kind, more)) = ARRIVALS.iter().find(|(kind, _)| value.get(*kind).is_some()) else {
+        return Err(source.wrong("arrivals", allowed));
+    };
+    let known: Vec<&str> = std::iter::once(*kind).chain(more.iter().copied()).collect();
+    let fields = Fields::new(&source.at("arrivals"), value, &known)?;
+    let cv = fields.number("cv", 0.01..=100.0, 1.0)?;
+    let seconds = |field: &str| match fields.get(field) {
+        None => Ok(None),
+        Some(_) => fields.number(field, 1e-3..=1e9, 1.0).map(Some),
+    };
+    let from = time(&fields, "trace_from_seconds", Some(0.0))?.unwrap_or(0);
+    let arrivals = match *kind {
+        "per_second" => {
+            let rate = fields.number("per_second", 1e-6..=1e7, 1.0)?;
+            let peak = fields.number("peak_to_mean", 1.0..=2.0, 1.0)?;
+            if fields.get("peak_to_mean").is_none() && fields.get("period_seconds").is_none() {
+                Arrivals::Open { rate, cv }
+            } else {
+                let period = seconds("period_seconds")?.unwrap_or(86_400.0);
+                let rates = Rates::day(rate, peak, period);
+                let rates = rates.map_err(|why| source.wrong("arrivals", why))?;
+                Arrivals::Varying { rates: Arc::new(rates), cv }
+            }
+        }
+        "rates" => {
+            let point = |point: &Value| match point.as_array().map(Vec::as_slice) {
+                Some([at, rate]) => at.as_f64().zip(rate.as_f64()),
+                _ => None,
+            };
+            let points = fields.list("rates")?.iter().map(point).collect::<Option<Vec<_>>>();
+            let points =
+                points.ok_or_else(|| fields.wrong("rates", "a list of [seconds, rate]"))?;
+            let rates = Rates::new(points, seconds("period_seconds")?);
+            let rates = rates.map_err(|why| fields.wrong("rates", why))?;
+            Arrivals::Varying { rates: Arc::new(rates), cv }
+        }
+        "clients" => Arrivals::Closed {
             clients: fields.whole("clients", 1..=1_000_000, None)? as u32,
             think: time(&fields, "think_seconds", Some(0.0))?.unwrap_or(0),
-        }),
-        (false, false, true) => {
-            Ok(Arrivals::Trace { speed: fields.number("trace_speed", 1e-6..=1e6, 1.0)? })
-        }
-        _ => Err(source.wrong("arrivals", allowed)),
-    }
+        },
+        "trace_speed" => Arrivals::Trace { speed: fields.number("trace_speed", 1e-6..=1e6, 1.0)? },
+        _ => Arrivals::Scaled { rate: fields.number("trace_rate", 1e-6..=1e7, 1.0)? },
+    };
+    Ok((arrivals, from))
 }

@@ -17,6 +17,8 @@ pub(super) enum Outcome {
     TooLong,
     /// Its client did not wait any longer.
     TimedOut,
+    /// Its replica went down, or none could be reached, each time that it asked.
+    Failed,
     /// The simulation ended before it did.
     Cut,
 }
@@ -29,9 +31,14 @@ pub(super) struct PoolBook {
     pub(super) served: u64,
     /// Refused for their length.
     pub(super) refused: u64,
-    /// Those that another pool had refused.
+    /// Second attempts: those that another pool had refused, or whose replica
+    /// was down.
     pub(super) taken_over: u64,
     pub(super) left: u64,
+    /// Attempts that found their replica, or enough of the pool, down.
+    pub(super) unreachable: u64,
+    /// Lost with their replica.
+    pub(super) lost: u64,
     pub(super) truncated: u64,
     pub(super) under_routed: u64,
     pub(super) over_routed: u64,
@@ -40,6 +47,8 @@ pub(super) struct PoolBook {
     /// Times that the pool began or ended to send others away.
     pub(super) spill_changes: u64,
     pub(super) input: u64,
+    /// Of these, found in the prefix cache.
+    pub(super) cached: u64,
     pub(super) output: u64,
     /// From the arrival at the replica. Nanoseconds.
     pub(super) queue: Histogram,
@@ -52,6 +61,7 @@ impl PoolBook {
     pub(super) fn served(&mut self, done: &Finished) {
         self.served += 1;
         self.input += u64::from(done.prompt_tokens);
+        self.cached += u64::from(done.cached_tokens);
         self.output += u64::from(done.output_tokens);
         self.queue.add(done.scheduled - done.arrival);
         self.first_token.add(done.first_token - done.arrival);
@@ -80,10 +90,11 @@ pub(super) struct TenantBook {
     pub(super) refused: [u64; CAUSES],
     pub(super) too_long: u64,
     pub(super) timed_out: u64,
+    pub(super) failed: u64,
     pub(super) cut: u64,
     /// Answers with status 429, of which a request may get several.
     pub(super) sent_away: u64,
-    /// Times that a client came back after one.
+    /// Times that a client asked again, after one or otherwise.
     pub(super) retries: u64,
     /// Requests that waited in a gateway.
     pub(super) held: u64,
@@ -113,6 +124,7 @@ impl TenantBook {
             }
             Outcome::TooLong => self.too_long += 1,
             Outcome::TimedOut => self.timed_out += 1,
+            Outcome::Failed => self.failed += 1,
             Outcome::Cut => self.cut += 1,
         }
     }
@@ -120,6 +132,6 @@ impl TenantBook {
     /// Requests that have ended.
     pub(super) fn all_ended(&self) -> u64 {
         let refused: u64 = self.refused.iter().sum();
-        self.answered + refused + self.too_long + self.timed_out + self.cut
+        self.answered + refused + self.too_long + self.timed_out + self.failed + self.cut
     }
 }

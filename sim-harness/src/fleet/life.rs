@@ -8,18 +8,41 @@ use super::admission::{self, Admitted};
 use super::book::{Outcome, TenantBook};
 use super::gateway::Opened;
 use super::scenario::FleetError;
+use super::session::Session;
 use super::sim::{Event, Live, Simulation, Stage, Up, broken};
-use super::source::{Ask, TEMPLATE};
+use super::source::{Ask, Stream, TEMPLATE};
 use super::watch::Fate;
 use crate::SECOND;
-use crate::engine::{Finished, Job};
+use crate::engine::{Finished, Job, JobId};
 use crate::rng::Pcg;
+
+/// How long a client waits before its next attempt, after so many of them:
+/// nanoseconds. That of OpenAI's clients: half a second, twice as long each time,
+/// 8 s at the most, and up to a quarter less by chance.
+fn backoff(attempts: u32, rng: &mut Pcg) -> u64 {
+    let seconds = f64::from(1_u32 << attempts.min(4)) / 2.0;
+    (seconds * (1.0 - 0.25 * rng.unit()) * SECOND as f64) as u64
+}
 
 impl Simulation<'_> {
     /// A client of a source asks.
     pub(super) fn ask(&mut self, source: u32) -> Result<(), FleetError> {
+        let stream = self.streams.get_mut(source as usize);
+        let session = stream.and_then(Stream::begin);
+        self.take_turn(source, session)
+    }
+
+    /// A client asks the next thing of a session, or the only one.
+    pub(super) fn take_turn(
+        &mut self,
+        source: u32,
+        mut session: Option<Session>,
+    ) -> Result<(), FleetError> {
         let Some(stream) = self.streams.get_mut(source as usize) else { return Ok(()) };
-        let ask = stream.ask();
+        let ask = match &mut session {
+            Some(session) => stream.turn(session),
+            None => stream.ask(),
+        };
         // Each text is made by a generator of its own, so that it can be made
         // again.
         let seed = u64::from(stream.texts.next_u32()) << 32 | u64::from(stream.texts.next_u32());
@@ -31,6 +54,8 @@ impl Simulation<'_> {
             text: Pcg::new(seed, 0),
             asked: self.now,
             attempt: 0,
+            session,
+            got: 0,
             stage: Stage::Away,
         };
         self.open += 1;
@@ -67,7 +92,7 @@ impl Simulation<'_> {
         let Some(stream) = self.streams.get(source as usize) else { return Ok(()) };
         let from = stream.source();
         let timeout = from.timeout;
-        let who = (from.tenant.as_str(), from.model.as_str(), from.path.as_str());
+        let who = (from.tenant.as_str(), stream.model(&ask), from.path.as_str());
         let Some(opened) = self.fleet.open(now, (worker, place.into()), who, &ask, text) else {
             return Err(broken("a worker is lost"));
         };
@@ -173,38 +198,78 @@ impl Simulation<'_> {
             self.tell_placed(nth, budget);
         }
         let ticket = opened.ticket;
-        let (mut pool, mut retried) = (chosen, false);
         self.pool(chosen, |book| {
             book.sent += 1;
             book.moved += u64::from(opened.moved);
         });
-        if !self.fits(pool, ask) {
-            self.pool(pool, |book| book.refused += 1);
-            if self.scenario.gateways.retry_too_long && largest != pool {
-                (pool, retried) = (largest, true);
-                self.pool(pool, |book| book.taken_over += 1);
-                if !self.fits(pool, ask) {
-                    self.pool(pool, |book| book.refused += 1);
+        let stands_in = |pool: usize| self.scenario.gateways.retry_too_long && largest != pool;
+        let (mut pool, mut retried, mut but) = (chosen, false, None);
+        if stands_in(pool) && !self.takes_its_own(pool) {
+            self.pool(pool, |book| book.unreachable += 1);
+            pool = largest;
+            self.pool(pool, |book| book.taken_over += 1);
+        }
+        loop {
+            let Some(replicas) = self.pools.get_mut(pool) else { return Err(broken("no pool")) };
+            let picked = replicas.pick(but);
+            let there = picked.filter(|replica| replicas.is_up(*replica));
+            if let Some(replica) = there
+                && self.fits(pool, ask)
+            {
+                let job = self.submit(place, pool, replica, ask)?;
+                if let Some(Some(live)) = self.live.get_mut(place as usize) {
+                    let up = Up { ticket, worker, chosen, pool, replica, job, retried };
+                    live.stage = Stage::Up(up);
+                }
+                self.wake(pool as u32, replica);
+                return Ok(());
+            }
+            self.pool(pool, |book| match there {
+                Some(_) => book.refused += 1,
+                None => book.unreachable += 1,
+            });
+            if let Some(replica) = picked.filter(|_| there.is_none())
+                && let Some(replicas) = self.pools.get_mut(pool)
+            {
+                replicas.pass(replica);
+                but = picked;
+            }
+            // Once more: in the largest pool, or, where a connection failed, at
+            // another replica.
+            if !retried && stands_in(pool) {
+                (pool, but) = (largest, None);
+            } else if retried || there.is_some() || picked.is_none() {
+                if there.is_some() {
                     return self.too_long(place, worker, (chosen, pool), ask, ticket, retried);
                 }
-            } else {
-                return self.too_long(place, worker, (chosen, pool), ask, ticket, retried);
+                return self.unreachable(place, worker, chosen, ticket, retried);
             }
+            retried = true;
+            self.pool(pool, |book| book.taken_over += 1);
         }
-        let now = self.now;
+    }
+
+    /// A replica takes a job.
+    fn submit(
+        &mut self,
+        place: u32,
+        pool: usize,
+        replica: u32,
+        ask: &Ask,
+    ) -> Result<JobId, FleetError> {
+        let source = self.at_place(place).map_or(0, |live| live.source);
+        let mut names = std::mem::take(&mut self.names);
+        names.clear();
+        if let Some(stream) = self.streams.get(source as usize) {
+            stream.names(ask, &mut names);
+        }
         let Some(replicas) = self.pools.get_mut(pool) else { return Err(broken("no pool")) };
         let output = ask.output.min(ask.cap.unwrap_or(u32::MAX).max(1));
         let output = output.min(replicas.window - ask.input);
-        let job = Job { tag: place.into(), ..Job::new(ask.input, output) };
-        let Some((replica, job)) = replicas.submit(now, &job) else {
-            return Err(broken("a replica refuses what fits"));
-        };
-        if let Some(Some(live)) = self.live.get_mut(place as usize) {
-            let up = Up { ticket, worker, chosen, pool, replica, job, retried };
-            live.stage = Stage::Up(up);
-        }
-        self.wake(pool as u32, replica);
-        Ok(())
+        let job = Job { tag: place.into(), prefix: &names, ..Job::new(ask.input, output) };
+        let job = replicas.submit(self.now, replica, &job);
+        self.names = names;
+        job.ok_or_else(|| broken("a replica refuses what fits"))
     }
 
     /// Whether an engine takes it: by its prompt and its cap, as vLLM decides.
@@ -267,6 +332,7 @@ impl Simulation<'_> {
         let live = self.live.get_mut(place as usize).and_then(Option::as_mut);
         let Some(live) = live else { return Err(broken("an answer for nobody")) };
         let (source, asked, ask, nth) = (live.source, live.asked, live.ask, live.serial);
+        live.got = done.output_tokens;
         let Stage::Up(up) = std::mem::replace(&mut live.stage, Stage::Away) else {
             return Err(broken("an answer to what was not sent"));
         };
@@ -312,6 +378,43 @@ impl Simulation<'_> {
 
     /// A client leaves before its answer has ended.
     pub(super) fn leave(&mut self, place: u32, why: Outcome) -> Result<(), FleetError> {
+        self.let_go(place)?;
+        self.end(place, why)
+    }
+
+    /// A client has waited long enough.
+    pub(super) fn time_out(&mut self, place: u32) -> Result<(), FleetError> {
+        self.let_go(place)?;
+        let source = self.at_place(place).map_or(0, |live| live.source);
+        let again = self.scenario.sources.get(source as usize).is_some_and(|s| s.retry_timeouts);
+        if again {
+            self.failed(place, Outcome::TimedOut)
+        } else {
+            self.end(place, Outcome::TimedOut)
+        }
+    }
+
+    /// An attempt came to nothing: its client tries again, or this is its end.
+    pub(super) fn failed(&mut self, place: u32, outcome: Outcome) -> Result<(), FleetError> {
+        let live = self.live.get_mut(place as usize).and_then(Option::as_mut);
+        let Some(live) = live else { return Err(broken("nobody is there to fail")) };
+        let (serial, source, attempt) = (live.serial, live.source, live.attempt);
+        let retries = self.scenario.sources.get(source as usize).map_or(0, |from| from.retries);
+        // The time-out of this attempt no longer counts.
+        live.attempt += 1;
+        if attempt >= retries {
+            return self.end(place, outcome);
+        }
+        if let Some(book) = self.book(source) {
+            book.retries += 1;
+        }
+        let at = self.now.saturating_add(backoff(attempt, &mut self.backoff));
+        self.at(at, Event::Return { place, serial });
+        Ok(())
+    }
+
+    /// Nobody waits for a request any longer, wherever it is.
+    fn let_go(&mut self, place: u32) -> Result<(), FleetError> {
         let live = self.live.get_mut(place as usize).and_then(Option::as_mut);
         let Some(live) = live else { return Err(broken("nobody is there to leave")) };
         let stage = std::mem::replace(&mut live.stage, Stage::Away);
@@ -333,18 +436,18 @@ impl Simulation<'_> {
             self.pool(up.pool, |book| book.left += 1);
             self.wake(up.pool as u32, up.replica);
         }
-        self.end(place, why)
+        Ok(())
     }
 
     /// What is given back may be another's.
-    fn close(&mut self, worker: u32, ticket: Ticket, answer: &Answer<'_>) -> Settlement {
+    pub(super) fn close(&mut self, worker: u32, ticket: Ticket, answer: &Answer<'_>) -> Settlement {
         if self.fleet.next_poll(worker).is_some() {
             self.polls.push(worker);
         }
         self.fleet.close(self.now, worker, ticket, answer)
     }
 
-    fn settle(&mut self, place: u32, chosen: usize, settlement: &Settlement) {
+    pub(super) fn settle(&mut self, place: u32, chosen: usize, settlement: &Settlement) {
         self.pool(chosen, |book| book.judged(settlement));
         let counts = self.now >= self.scenario.warm_up;
         if let Some(error) = settlement.error_permille.filter(|_| counts) {
@@ -386,11 +489,23 @@ impl Simulation<'_> {
                 retried: false,
             });
         }
-        self.think(live.source, self.now);
+        let stream = self.streams.get_mut(live.source as usize);
+        let session = live.session.filter(|_| outcome == Outcome::Answered);
+        if let Some((stream, mut session)) = stream.zip(session)
+            && let Some(at) = stream.next_turn(&mut session, live.got, self.now)
+        {
+            if stream.sends(at) {
+                self.coming += 1;
+                self.sessions.insert(live.serial, session);
+                self.at(at, Event::Turn { source: live.source, session: live.serial });
+            }
+        } else {
+            self.think(live.source, self.now);
+        }
         Ok(())
     }
 
-    fn pool(&mut self, pool: usize, change: impl FnOnce(&mut super::book::PoolBook)) {
+    pub(super) fn pool(&mut self, pool: usize, change: impl FnOnce(&mut super::book::PoolBook)) {
         if let Some(book) = self.pool_books.get_mut(pool) {
             change(book);
         }

@@ -16,19 +16,23 @@
 //! # What is left out
 //!
 //! Networks and proxies take no time. Memory that workers share is never
-//! contended. No replica fails. Prompts share no prefixes. Requests are chats of
-//! one message, and stream their answers with their usage. A body that is too
-//! long for every pool but the largest is read to `inspect_bytes_max` all the
-//! same: that decides alike, a little later.
+//! contended. What a session's answers leave in a cache has no name: its next
+//! turn finds the prompts before it there, not the last answer. Texts of a
+//! session's turns are drawn anew. Requests are chats of one message, and stream
+//! their answers with their usage. A body that is too long for every pool but the
+//! largest is read to `inspect_bytes_max` all the same: that decides alike, a
+//! little later.
 
 mod admission;
 mod book;
+mod fault;
 mod gateway;
 mod life;
 mod pool;
 mod print;
 mod report;
 mod scenario;
+mod session;
 mod sim;
 mod source;
 #[cfg(test)]
@@ -38,8 +42,10 @@ mod watch;
 
 pub use report::{Figures, PoolReport, Report, TenantReport};
 pub use scenario::{
-    Arrivals, Dispatch, FleetError, Gateways, LengthSource, Pool, Scenario, Source,
+    Arrivals, Dispatch, Fault, FleetError, Gateways, LengthSource, Pool, Scenario, Sessions,
+    Source, Tail, What,
 };
+pub use session::NAME_TOKENS;
 pub use watch::{Fate, Watch};
 
 /// Runs a scenario to its end.

@@ -1,23 +1,44 @@
 //! The replicas of one pool, and what they were busy with.
 
-use super::scenario::{Dispatch, FleetError, Pool};
-use crate::engine::{Counts, Ended, Fcfs, Finished, Job, JobId, Policy, Replica, Sink, StepTime};
+use std::cell::Cell;
+
+use super::scenario::{Dispatch, Fault, FleetError, Pool, What};
+use super::session::NAME_TOKENS;
+use crate::engine::{
+    Counts, Ended, Fcfs, Finished, Job, JobId, Policy, Replica, Sink, StepTime, Work,
+};
 
 /// Replicas on virtual time.
 pub(super) struct Replicas<'a> {
-    dispatch: Dispatch,
+    pool: &'a Pool,
     all: Vec<One<'a>>,
     next: usize,
+    /// Gateways look at the replicas: one was down.
+    checked: bool,
+    /// Times that one went down.
+    pub(super) downs: u64,
     /// The window of each, tokens.
     pub(super) window: u32,
 }
 
 struct One<'a> {
-    engine: Replica<&'a dyn StepTime>,
+    engine: Replica<Paced<'a>>,
     open: u32,
     load: Load,
     /// The event of the loop that stands for its next one.
     due: Option<u64>,
+    /// What it did before it was last down.
+    past: Counts,
+    /// It is not there.
+    down: bool,
+    failed_checks: u32,
+}
+
+impl One<'_> {
+    /// Gateways know that it is not there.
+    fn is_shunned(&self) -> bool {
+        self.failed_checks >= UNHEALTHY
+    }
 }
 
 /// KV use over time, and who has finished since it was last looked at.
@@ -48,19 +69,59 @@ pub(super) struct KvUse {
     pub(super) most: f64,
 }
 
+/// A step time that is made longer.
+struct Paced<'a> {
+    time: &'a dyn StepTime,
+    /// So many times as long; 1 for as it is.
+    factor: Cell<f64>,
+}
+
+impl Paced<'_> {
+    fn paced(&self, time: u64) -> u64 {
+        let factor = self.factor.get();
+        if factor == 1.0 { time } else { ((time as f64 * factor) as u64).max(1) }
+    }
+}
+
+impl StepTime for Paced<'_> {
+    fn step(&self, work: &Work<'_>) -> u64 {
+        self.paced(self.time.step(work))
+    }
+
+    fn together(&self, ranks: &[Work<'_>]) -> u64 {
+        self.paced(self.time.together(ranks))
+    }
+}
+
+/// Failed checks in a row after which nothing is sent to a replica.
+const UNHEALTHY: u32 = 2;
+
+fn engine(pool: &Pool) -> Result<Replica<Paced<'_>>, FleetError> {
+    let policy = || -> Box<dyn Policy> { Box::new(Fcfs) };
+    let mut config = pool.engine.clone();
+    if NAME_TOKENS.is_multiple_of(config.block_size.max(1)) {
+        config.prefix_id_tokens = NAME_TOKENS;
+    }
+    let time = Paced { time: &*pool.time, factor: Cell::new(1.0) };
+    Replica::with_policy(config, time, pool.ranks, policy)
+        .map_err(|error| FleetError::Engine(pool.name.clone(), error))
+}
+
 impl<'a> Replicas<'a> {
     pub(super) fn new(pool: &'a Pool) -> Result<Self, FleetError> {
-        let wrong = |error| FleetError::Engine(pool.name.clone(), error);
-        let policy = || -> Box<dyn Policy> { Box::new(Fcfs) };
         let mut all = Vec::new();
         for _ in 0..pool.replicas {
-            let config = pool.engine.clone();
-            let engine = Replica::with_policy(config, &*pool.time, pool.ranks, policy);
-            let engine = engine.map_err(wrong)?;
-            all.push(One { engine, open: 0, load: Load::default(), due: None });
+            all.push(One {
+                engine: engine(pool)?,
+                open: 0,
+                load: Load::default(),
+                due: None,
+                past: Counts::default(),
+                down: false,
+                failed_checks: 0,
+            });
         }
-        let window = pool.engine.max_model_len;
-        Ok(Self { dispatch: pool.dispatch, all, next: 0, window })
+        Ok(Self { pool, all, next: 0, checked: false, downs: 0, window: pool.engine.max_model_len })
     }
 
     /// How many there are.
@@ -68,23 +129,107 @@ impl<'a> Replicas<'a> {
         self.all.len() as u32
     }
 
-    /// Sends a job to a replica; says which, and the job's name there.
-    pub(super) fn submit(&mut self, now: u64, job: &Job<'_>) -> Option<(u32, JobId)> {
-        let place = match self.dispatch {
-            Dispatch::RoundRobin => {
-                let place = self.next;
-                self.next = (place + 1) % self.all.len().max(1);
-                place
-            }
-            Dispatch::LeastLoaded => {
-                let least = self.all.iter().enumerate().min_by_key(|(_, one)| one.open);
-                least.map_or(0, |(place, _)| place)
-            }
+    /// The replica that the next request goes to, as far as gateways know who is
+    /// there; not `but`, if there is another one.
+    pub(super) fn pick(&mut self, but: Option<u32>) -> Option<u32> {
+        let count = self.all.len();
+        let usable = |place: &usize| {
+            self.all.get(*place).is_some_and(|one| !one.is_shunned())
+                && (count == 1 || Some(*place as u32) != but)
         };
-        let one = self.all.get_mut(place)?;
+        let found = match self.pool.dispatch {
+            Dispatch::RoundRobin => (0..count).map(|more| (self.next + more) % count).find(usable),
+            Dispatch::LeastLoaded => (0..count)
+                .filter(usable)
+                .min_by_key(|place| self.all.get(*place).map_or(u32::MAX, |one| one.open)),
+        };
+        found.map(|place| place as u32)
+    }
+
+    /// Whether a replica is there.
+    pub(super) fn is_up(&self, replica: u32) -> bool {
+        self.all.get(replica as usize).is_some_and(|one| !one.down)
+    }
+
+    /// Share of the replicas that gateways take for healthy.
+    pub(super) fn healthy(&self) -> f64 {
+        let healthy = self.all.iter().filter(|one| !one.is_shunned()).count();
+        healthy as f64 / self.all.len().max(1) as f64
+    }
+
+    /// Gives a job to a replica; says the job's name there.
+    pub(super) fn submit(&mut self, now: u64, replica: u32, job: &Job<'_>) -> Option<JobId> {
+        let one = self.all.get_mut(replica as usize)?;
         let id = one.engine.submit(now, job).ok()?;
         one.open += 1;
-        Some((place as u32, id))
+        self.pass(replica);
+        Some(id)
+    }
+
+    /// It was this replica's turn.
+    pub(super) fn pass(&mut self, replica: u32) {
+        self.next = (replica as usize + 1) % self.all.len().max(1);
+    }
+
+    /// The replica that a fault befalls.
+    pub(super) fn of_fault(&self, nth: u32) -> Option<u32> {
+        self.pool.faults.get(nth as usize).map(|fault| fault.replica)
+    }
+
+    fn faults_of(&self, now: u64, replica: u32) -> impl Iterator<Item = &'a Fault> + use<'a> {
+        let at_work = move |fault: &&Fault| {
+            fault.replica == replica && fault.during.0 <= now && now < fault.during.1
+        };
+        self.pool.faults.iter().filter(at_work)
+    }
+
+    /// A replica is there, and will not be after [`Replicas::refresh`].
+    pub(super) fn goes_down(&self, now: u64, replica: u32) -> bool {
+        let down = self.faults_of(now, replica).any(|fault| fault.what == What::Down);
+        down && self.is_up(replica)
+    }
+
+    /// Brings a replica to what befalls it now.
+    pub(super) fn refresh(&mut self, now: u64, replica: u32) -> Result<(), FleetError> {
+        let goes_down = self.goes_down(now, replica);
+        let down = self.faults_of(now, replica).any(|fault| fault.what == What::Down);
+        let slow = self.faults_of(now, replica).filter_map(|fault| match fault.what {
+            What::Slow(factor) => Some(factor),
+            What::Down => None,
+        });
+        let factor = slow.product();
+        let Some(one) = self.all.get_mut(replica as usize) else { return Ok(()) };
+        one.down = down;
+        if goes_down {
+            one.past = one.past.plus(one.engine.counts());
+            one.engine = engine(self.pool)?;
+            (one.open, one.due) = (0, None);
+            self.downs += 1;
+        }
+        one.engine.time().factor.set(factor);
+        Ok(())
+    }
+
+    /// Tokens that had come out of a job.
+    pub(super) fn told(&self, replica: u32, job: JobId) -> u32 {
+        self.all.get(replica as usize).map_or(0, |one| one.engine.told(job))
+    }
+
+    /// Somebody has to begin to look at the replicas: one of them is down, and
+    /// nobody does.
+    pub(super) fn begin_checks(&mut self) -> bool {
+        let begin = !self.checked && self.all.iter().any(|one| one.down);
+        self.checked |= begin;
+        begin
+    }
+
+    /// Gateways look at all replicas; says whether they have to go on.
+    pub(super) fn check(&mut self) -> bool {
+        for one in &mut self.all {
+            one.failed_checks = if one.down { one.failed_checks + 1 } else { 0 };
+        }
+        self.checked = self.all.iter().any(|one| one.down);
+        self.checked
     }
 
     /// A client left. Says how many tokens had come out for it.
@@ -138,7 +283,8 @@ impl<'a> Replicas<'a> {
     }
 
     pub(super) fn counts(&self) -> Counts {
-        self.all.iter().map(|one| one.engine.counts()).fold(Counts::default(), Counts::plus)
+        let each = self.all.iter().map(|one| one.past.plus(one.engine.counts()));
+        each.fold(Counts::default(), Counts::plus)
     }
 
     /// KV use over so many nanoseconds.

@@ -104,6 +104,25 @@ impl Report {
         ];
         out.push_str(&with_heads(&heads, &times));
         out.push('\n');
+        self.rare_text(out);
+    }
+
+    /// What most fleets have none of: shared prefixes, and replicas that fail.
+    fn rare_text(&self, out: &mut String) {
+        if self.pools.iter().all(|pool| pool.cached + pool.downs + pool.unreachable == 0) {
+            return;
+        }
+        let row = |pool: &PoolReport| {
+            let cached = pool.cached as f64 / pool.input.max(1) as f64;
+            let counts = [pool.downs, pool.lost, pool.unreachable].map(|count| count.to_string());
+            let mut row = vec![pool.name.clone(), percent(cached)];
+            row.extend(counts);
+            row
+        };
+        let rows: Vec<Vec<String>> = self.pools.iter().map(row).collect();
+        let heads = ["pool", "prompts cached", "downs", "lost", "unreachable"];
+        out.push_str(&with_heads(&heads, &rows));
+        out.push('\n');
     }
 
     fn tenants_text(&self, out: &mut String) {
@@ -130,7 +149,12 @@ impl Report {
                 } else {
                     row.extend([ms(tenant.waited.p50), ms(tenant.waited.p99)]);
                 }
-                let why = tenant.refused.iter().map(|(cause, count)| format!("{cause} {count}"));
+                let failed = Some(("replica", tenant.failed)).filter(|(_, count)| *count > 0);
+                let why = tenant
+                    .refused
+                    .iter()
+                    .chain(&failed)
+                    .map(|(cause, count)| format!("{cause} {count}"));
                 row.push(why.collect::<Vec<_>>().join(", "));
                 row
             })
@@ -225,6 +249,9 @@ fn pool_json(pool: &PoolReport) -> Value {
         "refused": pool.refused,
         "taken_over": pool.taken_over,
         "left": pool.left,
+        "downs": pool.downs,
+        "lost": pool.lost,
+        "unreachable": pool.unreachable,
         "truncated": pool.truncated,
         "under_routed": pool.under_routed,
         "over_routed": pool.over_routed,
@@ -232,6 +259,7 @@ fn pool_json(pool: &PoolReport) -> Value {
         "spill_changes": pool.spill_changes,
         "preemptions": pool.preemptions,
         "input_tokens": pool.input,
+        "cached_tokens": pool.cached,
         "output_tokens": pool.output,
         "kv_mean": pool.kv_mean,
         "kv_most": pool.kv_most,
@@ -252,6 +280,7 @@ fn tenant_json(tenant: &TenantReport) -> Value {
         "refused": refused,
         "too_long": tenant.too_long,
         "timed_out": tenant.timed_out,
+        "failed": tenant.failed,
         "cut": tenant.cut,
         "status_429": tenant.sent_away,
         "came_back": tenant.retries,

@@ -54,10 +54,17 @@ pub struct PoolReport {
     pub served: u64,
     /// Requests that it refused for their length.
     pub refused: u64,
-    /// Requests that a smaller pool had refused.
+    /// Second attempts: requests that a smaller pool had refused for their length,
+    /// or whose replica was down.
     pub taken_over: u64,
     /// Requests whose client left before the end.
     pub left: u64,
+    /// Times that a replica went down.
+    pub downs: u64,
+    /// Requests lost with their replica.
+    pub lost: u64,
+    /// Attempts that found their replica, or enough of the pool, down.
+    pub unreachable: u64,
     /// Answers that the window cut short.
     pub truncated: u64,
     /// Requests sent here that needed a larger pool.
@@ -72,6 +79,8 @@ pub struct PoolReport {
     pub preemptions: u64,
     /// Prompt tokens of answered requests.
     pub input: u64,
+    /// Of these, tokens found in a prefix cache.
+    pub cached: u64,
     /// Their output tokens.
     pub output: u64,
     /// Mean share of the KV cache in use, to the last end.
@@ -88,7 +97,7 @@ pub struct PoolReport {
 }
 
 /// One tenant. Every request that it asked is answered, refused, too long,
-/// timed out or cut.
+/// timed out, failed or cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantReport {
     /// Its name.
@@ -105,11 +114,13 @@ pub struct TenantReport {
     pub too_long: u64,
     /// Given up by a client that had waited long enough.
     pub timed_out: u64,
+    /// Lost with a replica, or sent to none, each time that it was asked.
+    pub failed: u64,
     /// Still open when the simulation ended.
     pub cut: u64,
     /// Answers with status 429, those that a client came back after included.
     pub sent_away: u64,
-    /// Times that a client came back.
+    /// Times that a client asked again.
     pub retries: u64,
     /// Times that a request waited in a gateway.
     pub held: u64,
@@ -173,7 +184,7 @@ impl Report {
 
 fn pool_report(name: &str, pool: &Replicas<'_>, book: &PoolBook, now: u64) -> PoolReport {
     let kv = pool.kv_use(now);
-    let came = book.served + book.left;
+    let came = book.served + book.left + book.lost;
     PoolReport {
         name: name.to_owned(),
         replicas: pool.len(),
@@ -182,6 +193,9 @@ fn pool_report(name: &str, pool: &Replicas<'_>, book: &PoolBook, now: u64) -> Po
         refused: book.refused,
         taken_over: book.taken_over,
         left: book.left,
+        downs: pool.downs,
+        lost: book.lost,
+        unreachable: book.unreachable,
         truncated: book.truncated,
         under_routed: book.under_routed,
         over_routed: book.over_routed,
@@ -189,6 +203,7 @@ fn pool_report(name: &str, pool: &Replicas<'_>, book: &PoolBook, now: u64) -> Po
         spill_changes: book.spill_changes,
         preemptions: pool.counts().preemptions,
         input: book.input,
+        cached: book.cached,
         output: book.output,
         kv_mean: kv.mean,
         kv_most: kv.most,
@@ -217,6 +232,7 @@ fn tenant_report(name: &str, book: &TenantBook, scenario: &Scenario, all: u64) -
         refused: causes.map(|(cause, count)| (cause.word(), count)).collect(),
         too_long: book.too_long,
         timed_out: book.timed_out,
+        failed: book.failed,
         cut: book.cut,
         sent_away: book.sent_away,
         retries: book.retries,

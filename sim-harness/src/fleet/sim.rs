@@ -14,7 +14,8 @@ use super::gateway::{Fleet, Opened};
 use super::pool::Replicas;
 use super::report::Report;
 use super::scenario::{Arrivals, FleetError, Scenario};
-use super::source::{Ask, Stream, WORKERS};
+use super::session::Session;
+use super::source::{Ask, BACKOFF, Stream, WORKERS};
 use super::texts::Prepared;
 use super::watch::{Fate, Watch};
 use crate::SECOND;
@@ -39,6 +40,12 @@ pub(super) enum Event {
     Tick(u32),
     /// A worker that holds requests looks again whether they may go.
     Poll(u32),
+    /// A session's client takes its next turn.
+    Turn { source: u32, session: u64 },
+    /// Something begins to happen to a replica, or is over.
+    Fault { pool: u32, nth: u32 },
+    /// A gateway looks which replicas of a pool answer.
+    Check(u32),
     /// Nobody waits any longer.
     Cut,
 }
@@ -59,6 +66,9 @@ pub(super) struct Live {
     pub(super) asked: u64,
     /// Times that its client came back.
     pub(super) attempt: u32,
+    /// It is a turn of this session, and its answer had so many tokens.
+    pub(super) session: Option<Session>,
+    pub(super) got: u32,
     pub(super) stage: Stage,
 }
 
@@ -104,6 +114,12 @@ pub(super) struct Simulation<'a> {
     pub(super) tenants: Vec<usize>,
     pub(super) texts: BTreeMap<Kind, Prepared>,
     pub(super) picks: Pcg,
+    /// Draws how long clients wait before they try again.
+    pub(super) backoff: Pcg,
+    /// Sessions whose clients think, by the serial of the turn before.
+    pub(super) sessions: BTreeMap<u64, Session>,
+    /// Names of a prompt's blocks, while it is submitted.
+    pub(super) names: Vec<u64>,
     pub(super) live: Vec<Option<Live>>,
     pub(super) free: Vec<u32>,
     pub(super) open: usize,
@@ -171,6 +187,9 @@ impl<'a> Simulation<'a> {
             pools,
             texts,
             picks: Pcg::new(seed, WORKERS),
+            backoff: Pcg::new(seed, BACKOFF),
+            sessions: BTreeMap::new(),
+            names: Vec::new(),
             live: Vec::new(),
             free: Vec::new(),
             open: 0,
@@ -215,8 +234,8 @@ impl<'a> Simulation<'a> {
             self.at(at, Event::Tick(worker));
         }
         for source in 0..self.streams.len() as u32 {
-            let clients = match self.scenario.sources.get(source as usize).map(|s| s.arrivals) {
-                Some(Arrivals::Closed { clients, .. }) => clients,
+            let clients = match self.scenario.sources.get(source as usize).map(|s| &s.arrivals) {
+                Some(Arrivals::Closed { clients, .. }) => *clients,
                 _ => 0,
             };
             for _ in 0..clients {
@@ -224,6 +243,7 @@ impl<'a> Simulation<'a> {
             }
             self.arrive_next(source);
         }
+        self.plan_faults();
         self.at(self.scenario.end.saturating_add(self.scenario.drain), Event::Cut);
     }
 
@@ -273,7 +293,7 @@ impl<'a> Simulation<'a> {
                 Event::Timeout { place, serial, attempt } => {
                     let same = |live: &Live| live.serial == serial && live.attempt == attempt;
                     if self.at_place(place).is_some_and(same) {
-                        self.leave(place, Outcome::TimedOut)?;
+                        self.time_out(place)?;
                     }
                 }
                 Event::Replica { pool, replica } => self.run_replica(pool, replica)?,
@@ -287,6 +307,13 @@ impl<'a> Simulation<'a> {
                     self.fleet.tick(at, worker);
                     self.at(at + SECOND, Event::Tick(worker));
                 }
+                Event::Turn { source, session } => {
+                    self.coming -= 1;
+                    let session = self.sessions.remove(&session);
+                    self.take_turn(source, session)?;
+                }
+                Event::Fault { pool, nth } => self.fault(pool, nth)?,
+                Event::Check(pool) => self.check(pool),
                 Event::Cut => {
                     for place in 0..self.live.len() as u32 {
                         if self.at_place(place).is_some() {

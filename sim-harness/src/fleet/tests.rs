@@ -1,6 +1,8 @@
 //! The loop, on small fleets whose times can be worked out by hand.
 
+mod faults;
 mod held;
+mod sessions;
 mod spill;
 
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use tidegate::config::Config;
 use super::*;
 use crate::engine::{self, Linear};
 use crate::texts::Kind;
-use crate::workload::{AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Request};
+use crate::workload::{AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Rates, TraceRequest};
 use crate::{MILLISECOND, SECOND};
 
 /// Two pools of one replica each, with windows of 1,000 and 8,000 tokens.
@@ -42,22 +44,16 @@ fn pool(name: &str, window: u32) -> Pool {
         engine,
         ranks: 1,
         time: Box::new(TIME),
+        faults: Vec::new(),
     }
 }
 
 fn source(tenant: &str, lengths: LengthSource, arrivals: Arrivals) -> Source {
     Source {
         tenant: tenant.into(),
-        model: "m".into(),
-        path: "/v1/chat/completions".into(),
-        texts: vec![(Kind::English, 1)],
-        lengths,
-        arrivals,
         caps: CapPolicy::Actual,
-        start: 0,
-        stop: u64::MAX,
-        timeout: None,
         retries: 0,
+        ..Source::new(lengths, arrivals)
     }
 }
 
@@ -74,15 +70,16 @@ fn scenario(more: &str, sources: Vec<Source>) -> Scenario {
     }
 }
 
+fn row(arrival: u64, input_tokens: u32, output_tokens: u32) -> TraceRequest {
+    TraceRequest { arrival, input_tokens, output_tokens, names: Vec::new() }
+}
+
 /// Requests at these milliseconds, of so many prompt and output tokens.
 fn trace(rows: &[(u64, u32, u32)]) -> (LengthSource, Arrivals) {
-    let request = |&(millis, input_tokens, output_tokens): &(u64, u32, u32)| Request {
-        arrival: millis * MILLISECOND,
-        input_tokens,
-        output_tokens,
-        cap: None,
-    };
-    let rows: Vec<Request> = rows.iter().map(request).collect();
+    let rows: Vec<TraceRequest> = rows
+        .iter()
+        .map(|&(millis, input, output)| row(millis * MILLISECOND, input, output))
+        .collect();
     (LengthSource::Trace(rows.into()), Arrivals::Trace { speed: 1.0 })
 }
 
@@ -120,8 +117,8 @@ fn one_request_takes_what_its_replica_takes() {
 /// A step that starts at an instant does not hold what comes a nanosecond later.
 #[test]
 fn a_job_is_never_scheduled_before_it_came() {
-    let request = |arrival| Request { arrival, input_tokens: 100, output_tokens: 2, cap: None };
-    let rows: Vec<Request> = (0..20).map(|nth| request(nth / 2 * SECOND + nth % 2)).collect();
+    let request = |nth: u64| row(nth / 2 * SECOND + nth % 2, 100, 2);
+    let rows: Vec<TraceRequest> = (0..20).map(request).collect();
     let lengths = LengthSource::Trace(rows.into());
     let source = source("t", lengths, Arrivals::Trace { speed: 1.0 });
     let report = run(&scenario("", vec![source]), 1).unwrap();
@@ -309,7 +306,7 @@ fn headers_mode_and_long_bodies_are_decided_as_in_envoy() {
 fn wrong_scenarios_are_named() {
     let arrivals = Arrivals::Open { rate: 1.0, cv: 1.0 };
     let good = || {
-        let source = source("a", LengthSource::Fixed(10, 10), arrivals);
+        let source = source("a", LengthSource::Fixed(10, 10), arrivals.clone());
         scenario(TENANTS, vec![source])
     };
     let error = |change: &dyn Fn(&mut Scenario)| {
@@ -326,10 +323,45 @@ fn wrong_scenarios_are_named() {
     assert!(error(&|s| s.sources[0].tenant = "c".into()).contains("source 0: no tenant"));
     assert!(error(&|s| s.sources[0].texts.clear()).contains("text"));
     let trace = Arrivals::Trace { speed: 1.0 };
-    assert!(error(&|s| s.sources[0].arrivals = trace).contains("trace's lengths"));
+    assert!(error(&|s| s.sources[0].arrivals = trace.clone()).contains("trace's lengths"));
     let none = Arrivals::Open { rate: 0.0, cv: 1.0 };
-    assert!(error(&|s| s.sources[0].arrivals = none).contains("above 0"));
+    assert!(error(&|s| s.sources[0].arrivals = none.clone()).contains("above 0"));
     assert!(error(&|s| s.warm_up = s.end).contains("warm-up"));
+    assert!(error(&|s| s.sources[0].models.clear()).contains("model"));
+    let tail = Some(Tail { share: 1.5, tokens: (2, 3) });
+    assert!(error(&|s| s.sources[0].tail = tail).contains("tail"));
+    let sessions = Some(Sessions { turns: 0.5, think: 0, shared: 0 });
+    assert!(error(&|s| s.sources[0].sessions = sessions).contains("1 turn"));
+    let none: Arc<[Vec<_>]> = Arc::new([Vec::new()]);
+    let none = LengthSource::Sessions(none);
+    assert!(error(&|s| s.sources[0].lengths = none.clone()).contains("sessions are empty"));
+    let fault = Fault { replica: 1, during: (0, 1), what: What::Down };
+    assert!(error(&|s| s.pools[0].faults.push(fault)).contains("replicas below 1"));
+    let one = trace_of_one();
+    let scaled = Arrivals::Scaled { rate: 1.0 };
+    let at_once = |s: &mut Scenario| {
+        (s.sources[0].lengths, s.sources[0].arrivals) = (one.clone(), scaled.clone());
+    };
+    assert!(error(&at_once).contains("all come at once"));
+    let sessions = Some(Sessions { turns: 2.0, think: 0, shared: 0 });
+    let odd = |s: &mut Scenario| {
+        s.sources[0].sessions = sessions;
+        (s.pools[0].engine.block_size, s.pools[0].engine.prefix_id_tokens) = (24, 24);
+    };
+    assert!(error(&odd).contains("divisor of 512"));
+}
+
+fn trace_of_one() -> LengthSource {
+    trace(&[(0, 20, 2)]).0
+}
+
+fn any_fault() -> impl Strategy<Value = Fault> {
+    let what = prop_oneof![Just(What::Down), (0.5..20.0).prop_map(What::Slow)];
+    (0_u32..2, 0..4 * SECOND, 1..15 * SECOND, what).prop_map(|(replica, from, time, what)| Fault {
+        replica,
+        during: (from, from + time),
+        what,
+    })
 }
 
 fn any_source() -> impl Strategy<Value = Source> {
@@ -341,15 +373,23 @@ fn any_source() -> impl Strategy<Value = Source> {
     let arrivals = prop_oneof![
         (1.0..30.0, 0.3..4.0).prop_map(|(rate, cv)| Arrivals::Open { rate, cv }),
         (1_u32..6, 0..SECOND).prop_map(|(clients, think)| Arrivals::Closed { clients, think }),
+        (1.0..30.0).prop_map(|rate| Arrivals::Varying {
+            rates: Arc::new(Rates::day(rate, 1.9, 3.0).unwrap()),
+            cv: 1.5,
+        }),
     ];
     let caps =
         prop_oneof![Just(CapPolicy::None), Just(CapPolicy::Actual), Just(CapPolicy::Ladder),];
     let timeout = prop::option::of(1..3 * SECOND);
-    (prop::bool::ANY, lengths, arrivals, caps, timeout, 0_u32..4).prop_map(
-        |(first, lengths, arrivals, caps, timeout, retries)| Source {
+    let sessions = prop::option::of((1.0..5.0, 0..SECOND, 0_u32..1_500));
+    let more = (sessions, prop::bool::ANY);
+    (prop::bool::ANY, lengths, arrivals, caps, timeout, 0_u32..4, more).prop_map(
+        |(first, lengths, arrivals, caps, timeout, retries, (sessions, again))| Source {
             caps,
             timeout,
             retries,
+            retry_timeouts: again,
+            sessions: sessions.map(|(turns, think, shared)| Sessions { turns, think, shared }),
             ..source(if first { "a" } else { "b" }, lengths, arrivals)
         },
     )
@@ -367,14 +407,19 @@ proptest! {
         (count, workers, retry_too_long) in (1_u32..3, 1_u32..4, prop::bool::ANY),
         (tenants, round_robin, drain, seed) in
             (prop::bool::ANY, prop::bool::ANY, 0..20 * SECOND, any::<u64>()),
+        faults in prop::collection::vec(any_fault(), 0..5),
     ) {
         let mut scenario = scenario(if tenants { TENANTS } else { "" }, sources);
         scenario.gateways = Gateways { count, workers, retry_too_long };
         (scenario.end, scenario.drain) = (3 * SECOND, drain);
+        if round_robin || !faults.is_empty() {
+            scenario.pools.iter_mut().for_each(|pool| pool.replicas = 2);
+        }
         if round_robin {
-            scenario.pools.iter_mut().for_each(|pool| {
-                (pool.dispatch, pool.replicas) = (Dispatch::RoundRobin, 2);
-            });
+            scenario.pools.iter_mut().for_each(|pool| pool.dispatch = Dispatch::RoundRobin);
+        }
+        for (nth, fault) in faults.into_iter().enumerate() {
+            scenario.pools[nth % 2].faults.push(fault);
         }
         let report = run(&scenario, seed);
         prop_assert!(report.is_ok(), "{:?}", report);
@@ -384,15 +429,11 @@ proptest! {
         prop_assert_eq!(report.json(), same.json());
         // What replicas got is what gateways sent up.
         for pool in &report.pools {
-            let came = pool.served + pool.left + pool.refused;
-            prop_assert!(came <= pool.sent + pool.taken_over, "{:?}", pool);
+            let came = pool.served + pool.left + pool.refused + pool.lost + pool.unreachable;
+            prop_assert_eq!(came, pool.sent + pool.taken_over, "{:?}", pool);
         }
         let sum = |each: &dyn Fn(&PoolReport) -> u64| report.pools.iter().map(each).sum::<u64>();
         let answered: u64 = report.tenants.iter().map(|tenant| tenant.answered).sum();
         prop_assert_eq!(sum(&|pool| pool.served), answered);
-        prop_assert_eq!(
-            sum(&|pool| pool.sent + pool.taken_over),
-            sum(&|pool| pool.served + pool.left + pool.refused)
-        );
     }
 }

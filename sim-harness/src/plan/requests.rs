@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::question::{Question, Shape};
 use crate::SECOND;
 use crate::rng::Pcg;
-use crate::workload::Request;
+use crate::workload::TraceRequest;
 
 /// Streams of a seed.
 const ROWS: u64 = 6;
@@ -24,7 +24,7 @@ pub(super) struct Need {
 /// count.
 #[derive(Debug)]
 pub(super) struct Requests {
-    pub(super) rows: Arc<[Request]>,
+    pub(super) rows: Arc<[TraceRequest]>,
     /// One for each row.
     pub(super) needs: Vec<Need>,
     pub(super) counts: Counts,
@@ -38,7 +38,7 @@ pub(super) struct Counts {
 }
 
 /// Requests to simulate: the load goes on until those that count have ended.
-pub(super) fn rows(question: &Question, rate: f64, counts: Counts, seed: u64) -> Arc<[Request]> {
+pub(super) fn rows(question: &Question, rate: f64, counts: Counts, seed: u64) -> Arc<[TraceRequest]> {
     let all = counts.warm * 2 + counts.measured;
     let lengths = question.lengths.sample(all as usize, &mut Pcg::new(seed, ROWS));
     let mut gaps = Pcg::new(seed, GAPS);
@@ -49,7 +49,8 @@ pub(super) fn rows(question: &Question, rate: f64, counts: Counts, seed: u64) ->
         .map(|(input_tokens, output_tokens)| {
             let gap = if question.cv == 1.0 { gaps.exponential(1.0) } else { gaps.gamma(shape) };
             at += gap * SECOND as f64 / rate;
-            Request { arrival: at as u64, input_tokens, output_tokens, cap: None }
+            let arrival = at as u64;
+            TraceRequest { arrival, input_tokens, output_tokens, ..TraceRequest::default() }
         })
         .collect()
 }
@@ -83,14 +84,14 @@ impl Slice {
 
 impl Requests {
     /// Those of a slice, and how many of them come first and count.
-    pub(super) fn slice(&self, slice: Slice) -> (Arc<[Request]>, Counts) {
+    pub(super) fn slice(&self, slice: Slice) -> (Arc<[TraceRequest]>, Counts) {
         let mut counts = Counts { warm: 0, measured: 0 };
         let end = self.counts.warm + self.counts.measured;
         let rows = (0_u64..).zip(self.rows.iter().zip(&self.needs));
         let rows = rows.filter(|(_, (_, need))| slice.has(**need)).map(|(nth, (row, _))| {
             counts.warm += u64::from(nth < self.counts.warm);
             counts.measured += u64::from((self.counts.warm..end).contains(&nth));
-            *row
+            row.clone()
         });
         (rows.collect(), counts)
     }

@@ -13,7 +13,7 @@ use super::curve::{Budget, Curve, Missed};
 use super::question::{PlanError, Question, Shape};
 use super::requests::{Counts, Need, Requests, Slice, rows};
 use super::trial::{Allowed, Gate, Layout, Outcome, Runner, Trial};
-use crate::workload::Request;
+use crate::workload::TraceRequest;
 
 /// How much of the load is simulated.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,12 +65,12 @@ pub(super) struct Drift {
 impl Drift {
     pub(super) const NONE: Self = Self { prompt: 1.0, output: 1.0 };
 
-    fn of(self, row: &Request) -> Request {
+    fn of(self, row: &TraceRequest) -> TraceRequest {
         let times = |tokens: u32, factor: f64| (f64::from(tokens) * factor).ceil().max(1.0) as u32;
-        Request {
+        TraceRequest {
             input_tokens: times(row.input_tokens, self.prompt),
             output_tokens: times(row.output_tokens, self.output),
-            ..*row
+            ..row.clone()
         }
     }
 }

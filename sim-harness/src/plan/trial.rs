@@ -16,7 +16,7 @@ use crate::fleet::{self, Arrivals, Dispatch, Fate, Gateways, LengthSource, Pool,
 use crate::histogram::Histogram;
 use crate::kernels::{Asked, Execution, Fit, HostTime, Pricing, Profiles, shipped};
 use crate::texts::Kind;
-use crate::workload::{CapPolicy, Request};
+use crate::workload::{CapPolicy, TraceRequest};
 
 /// Pools, smallest window first.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub struct Trial {
     /// Of each pool.
     pub(super) replicas: Vec<u32>,
     /// Who comes when.
-    pub(super) rows: Arc<[Request]>,
+    pub(super) rows: Arc<[TraceRequest]>,
     pub(super) counts: Counts,
     pub(super) seed: u64,
     /// The run ends as soon as there are more than these.
@@ -273,21 +273,17 @@ impl Trial {
                 engine: question.engine(*shape),
                 ranks: question.deployment.dp,
                 time: Box::new(Lent(bench.time(question, *shape)?)),
+                faults: Vec::new(),
             });
         }
+        let lengths = LengthSource::Trace(Arc::clone(&self.rows));
         let source = fleet::Source {
             tenant: "all".into(),
-            model: "m".into(),
-            path: "/v1/chat/completions".into(),
             texts: vec![(Kind::English, 2), (Kind::Python, 1), (Kind::German, 1), (Kind::Json, 1)],
-            lengths: LengthSource::Trace(Arc::clone(&self.rows)),
-            arrivals: Arrivals::Trace { speed: 1.0 },
             // Caps are for the gate: where there is none, whatever fits is served.
             caps: if self.gate == Gate::None { CapPolicy::Actual } else { question.caps },
-            start: 0,
-            stop: u64::MAX,
-            timeout: None,
             retries: 0,
+            ..fleet::Source::new(lengths, Arrivals::Trace { speed: 1.0 })
         };
         Ok(Scenario {
             config: Arc::new(config),

@@ -89,9 +89,8 @@ mod tests {
         let turn = |think, input_tokens, output_tokens| Turn { think, input_tokens, output_tokens };
         let second = turn(11_500_000_000, 32_722, 201);
         assert_eq!(sessions, [vec![turn(0, 32_701, 161), second], vec![turn(0, 28_989, 303)]]);
-        let error = |from: &str, to: &str| {
-            parse_sessions(&text.replace(from, to)).unwrap_err().to_string()
-        };
+        let error =
+            |from: &str, to: &str| parse_sessions(&text.replace(from, to)).unwrap_err().to_string();
         assert!(error("11.5", "-1").contains("line 3: think_time_s is \"-1\""));
         assert!(error("28989", "x").contains("line 4: input_tokens is \"x\""));
         assert!(error("201,512", "0,512").contains("output_tokens is \"0\""));

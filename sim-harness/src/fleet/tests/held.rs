@@ -112,7 +112,7 @@ fn elastic_tenants_share_a_full_pool_by_their_weights() {
 #[test]
 fn a_guaranteed_tenant_does_not_feel_a_flood() {
     let arrivals = Arrivals::Open { rate: 4.0, cv: 1.0 };
-    let gold = || source("gold", LengthSource::Fixed(200, 10), arrivals);
+    let gold = || source("gold", LengthSource::Fixed(200, 10), arrivals.clone());
     let p99 = |report: &Report| {
         let gold = report.tenants.iter().find(|one| one.name == "gold").unwrap();
         gold.first_token.p99.unwrap() as f64
