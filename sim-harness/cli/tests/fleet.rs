@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use tidegate_sim_cli::files::shared_data;
 
 fn run(args: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_tidegate-sim")).arg("run").args(args).output();
@@ -51,6 +52,54 @@ fn a_shared_pool_is_as_before() {
 #[test]
 fn overload_is_as_before() {
     golden("overload");
+}
+
+#[test]
+fn failures_are_as_before() {
+    golden("failures");
+}
+
+#[test]
+fn azure_is_as_before() {
+    golden("azure");
+}
+
+#[test]
+fn lmsys_is_as_before() {
+    golden("lmsys");
+}
+
+#[test]
+fn conversations_are_as_before() {
+    golden("sharegpt-like");
+}
+
+#[test]
+fn a_tail_is_as_before() {
+    golden("mix-with-64K-tail");
+}
+
+// These read traces, where there are some.
+
+#[test]
+fn azure_code_is_as_before() {
+    if shared_data("traces/azure_llm_2023_code.csv.gz").is_some() {
+        golden("azure-code");
+    }
+}
+
+#[test]
+fn mooncake_is_as_before() {
+    if shared_data("traces/mooncake_conversation.jsonl.gz").is_some() {
+        golden("mooncake-conversation");
+    }
+}
+
+#[test]
+fn agents_are_as_before() {
+    if shared_data("traces/cc_agentic_sessions_sample.csv.gz").is_some() {
+        golden("agent-heavy");
+    }
 }
 
 #[test]
@@ -122,6 +171,16 @@ fn a_wrong_scenario_names_its_field() {
         ("per_second = 8, cv = 2", "per_second = 8, clients = 2", "sources[0].arrivals"),
         ("caps = \"none\"", "caps = \"some\"", "none, actual, ladder"),
         ("json = 1", "jsn = 1", "sources[1].texts.jsn"),
+        ("replicas = 1", "replicas = 1\nevents = [{ replica = 0 }]", "events: found"),
+        ("replicas = 1", "replicas = 1\nevents = [{ slow = 0, for_seconds = 1 }]", "[0].slow"),
+        ("replicas = 1", "replicas = 1\nevents = [{ down_seconds = 1 }]", "[0].replica"),
+        ("\"hasty\"", "\"hasty\"\nmodel = { a = 0 }", "model: found {\"a\":0}"),
+        ("\"hasty\"", "\"hasty\"\nsessions = { turns = 0 }", "sessions.turns"),
+        ("\"azure\" }", "\"azure\", tail = { share = 0.1, tokens = [9, 3] } }", "tail.tokens"),
+        ("\"azure\" }", "\"azure\", tail = { tokens = [3, 9] } }", "tail.share"),
+        ("cv = 2", "peak_to_mean = 2.5", "peak_to_mean: found 2.5"),
+        ("per_second = 8, cv = 2", "rates = [[1, 2]]", "rates: found [[1,2]]; allowed: the first"),
+        ("per_second = 8, cv = 2", "trace_rate = 3", "source 0: a trace's times"),
     ] {
         let text = good.replace(from, to);
         assert_ne!(text, good, "{from}");

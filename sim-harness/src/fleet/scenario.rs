@@ -328,6 +328,21 @@ impl Source {
             LengthSource::Trace(rows) if rows.is_empty() => {
                 return Some("its trace is empty".into());
             }
+            LengthSource::Trace(rows) => {
+                // Names of other blocks would make prompts alike that are not.
+                let odd = rows.iter().find(|row| {
+                    let names = row.input_tokens.div_ceil(NAME_TOKENS) as usize;
+                    !row.names.is_empty() && row.names.len() != names
+                });
+                if let Some(row) = odd {
+                    let (names, tokens) = (row.names.len(), row.input_tokens);
+                    return Some(format!(
+                        "its trace has {names} names for {tokens} tokens; allowed: one for each \
+                         {NAME_TOKENS}, or none"
+                    ));
+                }
+                false
+            }
             LengthSource::Sessions(all) if all.is_empty() || all.iter().any(Vec::is_empty) => {
                 return Some("its sessions are empty".into());
             }

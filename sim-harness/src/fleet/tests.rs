@@ -339,6 +339,9 @@ fn wrong_scenarios_are_named() {
     assert!(error(&|s| s.pools[0].faults.push(fault)).contains("replicas below 1"));
     let one = trace_of_one();
     let scaled = Arrivals::Scaled { rate: 1.0 };
+    let named = TraceRequest { input_tokens: 600, names: vec![7], ..row(0, 1, 1) };
+    let named = LengthSource::Trace(Arc::new([named]));
+    assert!(error(&|s| s.sources[0].lengths = named.clone()).contains("1 names for 600 tokens"));
     let at_once = |s: &mut Scenario| {
         (s.sources[0].lengths, s.sources[0].arrivals) = (one.clone(), scaled.clone());
     };
