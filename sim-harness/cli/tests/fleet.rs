@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use tidegate_sim_cli::files::shared_data;
+use tidegate_sim::SECOND;
+use tidegate_sim::workload::{Copies, parse_rows};
+use tidegate_sim_cli::files::{self, shared_data};
 
 fn run(args: &[&str]) -> (bool, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_tidegate-sim")).arg("run").args(args).output();
@@ -99,6 +101,45 @@ fn mooncake_is_as_before() {
 fn agents_are_as_before() {
     if shared_data("traces/cc_agentic_sessions_sample.csv.gz").is_some() {
         golden("agent-heavy");
+    }
+}
+
+/// The coefficient of variation of counts in bins of so many seconds.
+fn variation(times: &[u64], seconds: u64) -> f64 {
+    let bin = seconds * SECOND;
+    let bins = times.iter().max().map_or(0, |last| last / bin);
+    let mut counts = vec![0.0; bins as usize + 1];
+    for at in times {
+        *counts.get_mut((at / bin) as usize).unwrap() += 1.0;
+    }
+    let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+    let square = counts.iter().map(|n| (n - mean) * (n - mean)).sum::<f64>();
+    (square / counts.len() as f64).sqrt() / mean
+}
+
+#[test]
+fn real_traces_keep_their_bursts_at_another_rate() {
+    for name in ["code", "conv"] {
+        let Some(path) = shared_data(&format!("traces/azure_llm_2023_{name}.csv.gz")) else {
+            return;
+        };
+        let rows = parse_rows(&files::read(&path).unwrap()).unwrap();
+        let own: Vec<u64> = rows.iter().map(|row| row.arrival).collect();
+        for factor in [1.7, 10.0, 100.0] {
+            let mut copies = Copies::new(factor, 0.5, 0);
+            let copies = std::iter::from_fn(|| copies.next_of(rows.len()));
+            let times: Vec<u64> = copies.map(|copy| copy.arrival(&rows)).collect();
+            for bin in [1, 10, 60] {
+                let (before, after) = (variation(&own, bin), variation(&times, bin));
+                println!("{name} x{factor} {bin} s: {before:.3} {after:.3}");
+                let off = (after / before - 1.0).abs();
+                assert!(off < 0.1, "{name} x{factor} {bin} s: {before} {after}");
+            }
+        }
+        let fast: Vec<u64> = own.iter().map(|at| at / 10).collect();
+        let (before, after) = (variation(&own, 1), variation(&fast, 1));
+        println!("{name}, a clock ten times as fast: {before:.3} {after:.3}");
+        assert!(after < before * 0.8, "{name}: {before} {after}");
     }
 }
 

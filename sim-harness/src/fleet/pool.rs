@@ -131,19 +131,17 @@ impl<'a> Replicas<'a> {
 
     /// The replica that the next request goes to, as far as gateways know who is
     /// there; not `but`, if there is another one.
-    pub(super) fn pick(&mut self, but: Option<u32>) -> Option<u32> {
-        let count = self.all.len();
-        let usable = |place: &usize| {
-            self.all.get(*place).is_some_and(|one| !one.is_shunned())
-                && (count == 1 || Some(*place as u32) != but)
-        };
+    pub(super) fn pick(&self, but: Option<u32>) -> Option<u32> {
+        let only = self.all.len() == 1;
+        let usable =
+            |place: usize, one: &One<'_>| !one.is_shunned() && (only || Some(place as u32) != but);
+        let all = || self.all.iter().enumerate().filter(|(place, one)| usable(*place, one));
         let found = match self.pool.dispatch {
-            Dispatch::RoundRobin => (0..count).map(|more| (self.next + more) % count).find(usable),
-            Dispatch::LeastLoaded => (0..count)
-                .filter(usable)
-                .min_by_key(|place| self.all.get(*place).map_or(u32::MAX, |one| one.open)),
+            // Those behind the last one, and then those before.
+            Dispatch::RoundRobin => all().min_by_key(|(place, _)| (*place < self.next, *place)),
+            Dispatch::LeastLoaded => all().min_by_key(|(_, one)| one.open),
         };
-        found.map(|place| place as u32)
+        found.map(|(place, _)| place as u32)
     }
 
     /// Whether a replica is there.
