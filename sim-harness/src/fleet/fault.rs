@@ -3,6 +3,7 @@
 use tidegate::gate::{Answer, Missing, Ticket};
 
 use super::book::Outcome;
+use super::pool::Replicas;
 use super::scenario::FleetError;
 use super::sim::{Event, Simulation, Stage, broken};
 use crate::SECOND;
@@ -73,7 +74,7 @@ impl Simulation<'_> {
 
     /// Gateways look at a pool, as long as anything is amiss.
     pub(super) fn check(&mut self, pool: u32) {
-        let amiss = self.pools.get_mut(pool as usize).is_some_and(|pool| pool.check());
+        let amiss = self.pools.get_mut(pool as usize).is_some_and(Replicas::check);
         if amiss {
             self.at(self.now + CHECK, Event::Check(pool));
         }

@@ -265,20 +265,17 @@ impl Stream {
     pub(super) fn turn(&mut self, session: &mut Session) -> Ask {
         let Session { kind, model, context, .. } = *session;
         let shared = self.source.sessions.map_or(0, |sessions| sessions.shared);
-        let (input, output) = match self.recorded(session) {
-            Some((_, input, output)) => {
-                if input < context {
-                    // Something was taken out: what there was is of no use.
-                    self.numbers += 1;
-                    session.number = self.numbers;
-                }
-                (input.max(TEMPLATE + 1), output.max(1))
+        let (input, output) = if let Some((_, input, output)) = self.recorded(session) {
+            if input < context {
+                // Something was taken out: what there was is of no use.
+                self.numbers += 1;
+                session.number = self.numbers;
             }
-            None => {
-                let (input, output, _) = self.draw();
-                session.rest = session.rest.saturating_sub(usize::from(session.turns > 0));
-                (context.saturating_add(input), output)
-            }
+            (input.max(TEMPLATE + 1), output.max(1))
+        } else {
+            let (input, output, _) = self.draw();
+            session.rest = session.rest.saturating_sub(usize::from(session.turns > 0));
+            (context.saturating_add(input), output)
         };
         session.turns += 1;
         session.context = input;

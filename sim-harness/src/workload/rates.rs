@@ -43,8 +43,10 @@ impl Rates {
             Some(period) => points.push((period, rate)),
             None => {}
         }
+        // Not so where either is no number.
+        let rises = |a: f64, b: f64| a < b;
         let pairs = || points.iter().zip(points.iter().skip(1));
-        if let Some(((a, _), (b, _))) = pairs().find(|((a, _), (b, _))| !(a < b)) {
+        if let Some(((a, _), (b, _))) = pairs().find(|((a, _), (b, _))| !rises(*a, *b)) {
             return Err(format!("seconds that rise, not {a} before {b}"));
         }
         let whole = pairs().map(|((a, from), (b, to))| (b - a) * (from + to) / 2.0).sum();
@@ -100,7 +102,7 @@ impl Rates {
             };
             let slope = (next - rate) / (end - start);
             let now = rate + slope * (at - start);
-            let due = (now + next) / 2.0 * (end - at);
+            let due = f64::midpoint(now, next) * (end - at);
             if left <= due {
                 // The root of `now x + slope x² / 2 = left`, in the form that does
                 // not divide by a slope of 0.
@@ -151,7 +153,7 @@ mod tests {
         let hour = |from: f64| {
             let (mut low, mut high) = (0.0, 100_000.0);
             for _ in 0..60 {
-                let middle = (low + high) / 2.0;
+                let middle = f64::midpoint(low, high);
                 let end = day.after(from, middle).unwrap();
                 if end < from + 3_600.0 { low = middle } else { high = middle }
             }

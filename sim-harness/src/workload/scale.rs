@@ -131,7 +131,9 @@ mod tests {
     fn variation(times: &[u64], bin: u64) -> f64 {
         let bins = times.iter().max().unwrap() / (bin * SECOND);
         let mut counts = vec![0.0; bins as usize + 1];
-        times.iter().for_each(|at| counts[(at / (bin * SECOND)) as usize] += 1.0);
+        for at in times {
+            counts[(at / (bin * SECOND)) as usize] += 1.0;
+        }
         let mean = counts.iter().sum::<f64>() / counts.len() as f64;
         let square = counts.iter().map(|n| (n - mean) * (n - mean)).sum::<f64>();
         (square / counts.len() as f64).sqrt() / mean
