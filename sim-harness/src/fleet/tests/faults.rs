@@ -95,6 +95,22 @@ fn a_cache_is_gone_after_a_restart_and_counts_stay() {
 }
 
 #[test]
+fn a_restart_forgets_no_counts() {
+    let preempted = |faults: Vec<Fault>| {
+        // Together they need more than the cache holds.
+        let source = traced("t", &[(0, 300, 500), (0, 300, 500), (0, 300, 500)]);
+        let mut scenario = scenario("", vec![source]);
+        scenario.pools[1].engine.num_gpu_blocks = 64;
+        scenario.pools[1].faults = faults;
+        scenario.end = 60 * SECOND;
+        let report = run(&scenario, 1).unwrap();
+        pool_of(&report, "short").preemptions
+    };
+    let all = preempted(Vec::new());
+    assert!(all > 0 && preempted(vec![down(0, 4, 5)]) > 0, "{all}");
+}
+
+#[test]
 fn a_slow_replica_is_slow_for_a_while() {
     let slow = |factor| Fault { replica: 0, during: (0, 4 * SECOND), what: What::Slow(factor) };
     let took = |faults: Vec<Fault>, at| {

@@ -82,16 +82,16 @@ fn all_sessions_of_a_source_begin_alike_where_it_says_so() {
 #[test]
 fn a_session_is_as_long_as_was_asked_for_and_ends_with_a_failure() {
     let closed = Arrivals::Closed { clients: 4, think: 0 };
-    let mut source = source("t", LengthSource::Fixed(20, 1), closed);
+    let mut source = source("t", LengthSource::Fixed(20, 20), closed);
     source.sessions = Some(Sessions { turns: 4.0, think: 0, shared: 0 });
     let mut scenario = one_pool(4, vec![source]);
-    scenario.end = 8 * SECOND;
+    scenario.end = 60 * SECOND;
     let report = run(&scenario, 1).unwrap();
-    // A prompt of turn n has 21 n - 1 tokens: their mean says how many turns there
+    // A prompt of turn n has 40 n - 20 tokens: their mean says how many turns there
     // were. Geometric: E[n (n + 1) / 2] / E[n] is 4.
     let pool = pool_of(&report, "all");
     let mean = pool.input as f64 / pool.served as f64;
-    assert!((mean / (21.0 * 4.0 - 1.0) - 1.0).abs() < 0.15, "{mean} {}", pool.served);
+    assert!((mean / (40.0 * 4.0 - 20.0) - 1.0).abs() < 0.2, "{mean} {}", pool.served);
     // Turns that outgrow the window are the last.
     let turns: Vec<(u64, u32, u32)> = (1..=9).map(|n| (0, n * 10_000, 1)).collect();
     scenario.sources[0].sessions = None;
@@ -102,6 +102,15 @@ fn a_session_is_as_long_as_was_asked_for_and_ends_with_a_failure() {
         tenant.too_long > 4 && tenant.answered.abs_diff(tenant.too_long * 6) <= 24,
         "{tenant:?}"
     );
+}
+
+#[test]
+fn nobody_sends_after_the_end() {
+    let closed = Arrivals::Closed { clients: 3, think: MILLISECOND };
+    let turns = [(0, 100, 1), (1, 200, 1), (20, 300, 1)];
+    let report = run(&one_pool(1, vec![source("t", recorded(&turns), closed)]), 1).unwrap();
+    // The third turn would come at 21 s. Who thinks about it does nothing else.
+    assert_eq!((report.asked(), report.tenants[0].answered), (6, 6));
 }
 
 #[test]
