@@ -12,6 +12,7 @@
 //! - [`kernels`]: times of single GPU kernels, from a sweep or a data sheet.
 //! - [`fleet`]: gateways with the core's own gate in front of pools of replicas.
 //! - [`plan`]: how many GPUs a load needs, in one pool and in several.
+//! - [`policy`]: other rules than the gate's, to compare it with.
 //! - [`texts`]: real texts of several kinds, and how many tokens they are.
 //! - [`rng`]: the one seeded source of randomness.
 //!
@@ -22,6 +23,7 @@ pub mod fleet;
 pub mod histogram;
 pub mod kernels;
 pub mod plan;
+pub mod policy;
 pub mod rng;
 pub mod table;
 pub mod texts;

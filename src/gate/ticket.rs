@@ -35,6 +35,21 @@ impl Ticket {
         }
     }
 
+    /// A driver that has a rule of its own sends it to this pool of its settings,
+    /// and takes it to need so much: it is judged by that. With `moved` for another
+    /// reason than its length, which is then no over-route. To be called before
+    /// [`Gate::admit`] or [`Gate::occupy`].
+    ///
+    /// [`Gate::admit`]: super::Gate::admit
+    /// [`Gate::occupy`]: super::Gate::occupy
+    pub fn overrule(&mut self, pool: &Arc<Pool>, budget: Budget, moved: bool) {
+        self.pool = Arc::clone(pool);
+        self.moved = moved;
+        if let Some(estimated) = &mut self.estimated {
+            estimated.budget = budget;
+        }
+    }
+
     /// Takes what was decided about it: an admission's reservation, until it is
     /// closed. Tells how much that is.
     pub fn enter(&mut self, admission: Admission) -> Admission<u64> {

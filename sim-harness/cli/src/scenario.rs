@@ -10,6 +10,7 @@ use tidegate_sim::SECOND;
 use tidegate_sim::fleet::{
     Arrivals, Dispatch, Fault, Gateways, LengthSource, Pool, Scenario, Sessions, Source, Tail, What,
 };
+use tidegate_sim::policy::Policy;
 use tidegate_sim::texts::Kind;
 use tidegate_sim::workload::{
     CapPolicy, Lengths, Rates, Trace, TraceError, parse_rows, parse_sessions, parse_trace,
@@ -76,13 +77,14 @@ pub fn load(path: &Path) -> Result<Loaded, ScenarioError> {
     parse(&files::read_text(path)?, folder)
 }
 
-const FIELDS: [&str; 8] = [
+const FIELDS: [&str; 9] = [
     "seed",
     "seconds",
     "warm_up_seconds",
     "drain_seconds",
     "config",
     "gateways",
+    "policy",
     "pools",
     "sources",
 ];
@@ -102,6 +104,7 @@ fn parse(text: &str, folder: &Path) -> Result<Loaded, ScenarioError> {
     let sources = sources.map(|(nth, value)| source(nth, value, folder));
     let scenario = Scenario {
         gateways: gateways(&fields)?,
+        policy: policy(&fields)?,
         config: Arc::new(config),
         pools,
         sources: sources.collect::<Result<_, _>>()?,
@@ -144,6 +147,13 @@ fn gateways(fields: &Fields) -> Result<Gateways, FieldError> {
         workers: fields.whole("workers", 1..=256, Some(2))? as u32,
         retry_too_long: fields.switch("retry_too_long", true)?,
     })
+}
+
+fn policy(fields: &Fields) -> Result<Policy, FieldError> {
+    if fields.get("policy").is_none() {
+        return Ok(Policy::default());
+    }
+    fields.text("policy")?.parse().map_err(|_| fields.wrong("policy", Policy::ALLOWED))
 }
 
 const POOL_FIELDS: [&str; 6] = ["replicas", "dispatch", "timing", "hardware", "engine", "events"];

@@ -14,6 +14,7 @@ use tidegate::time::{Instant, Span};
 use super::admission::{self, Admitted};
 use super::scenario::Gateways;
 use super::source::Ask;
+use crate::policy::{Known, Policy};
 
 /// Bytes of a chat request's body beside its text.
 const BODY_AROUND: u64 = 120;
@@ -30,6 +31,7 @@ struct Worker {
 #[derive(Debug)]
 pub(super) struct Fleet {
     config: Arc<Config>,
+    policy: Policy,
     workers: Vec<Worker>,
     /// What the workers of each share. An update takes no virtual time.
     memories: Vec<LocalSlots>,
@@ -47,7 +49,7 @@ pub(super) struct Opened {
     pub(super) largest: Arc<Pool>,
     /// What the gate takes it for, if it was read.
     pub(super) budget: Option<Budget>,
-    /// It went there since its own pool is under pressure.
+    /// It went there since its own pool is under pressure, or crowded.
     pub(super) moved: bool,
     /// Nothing where there are no tenants.
     pub(super) admitted: Option<Admitted>,
@@ -57,7 +59,7 @@ pub(super) struct Opened {
 }
 
 impl Fleet {
-    pub(super) fn new(config: &Arc<Config>, gateways: Gateways) -> Self {
+    pub(super) fn new(config: &Arc<Config>, gateways: Gateways, policy: Policy) -> Self {
         let mut memories: Vec<LocalSlots> = Vec::new();
         memories.resize_with(gateways.count as usize, LocalSlots::default);
         let mut workers = Vec::new();
@@ -72,7 +74,18 @@ impl Fleet {
                 workers.push(Worker { gate, exchange, serving: false, gateway });
             }
         }
-        Self { config: Arc::clone(config), workers, memories, lost: LocalSlots::default() }
+        let lost = LocalSlots::default();
+        Self { config: Arc::clone(config), policy, workers, memories, lost }
+    }
+
+    /// Who chooses pools.
+    pub(super) fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// Lets another one choose them.
+    pub(super) fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
     }
 
     pub(super) fn workers(&self) -> u32 {
@@ -87,7 +100,8 @@ impl Fleet {
 
     /// A request comes to a worker: its body has been read, and it is decided.
     /// `name` is one that no other open request of the worker has. Without a text
-    /// its prompt is given in tokens.
+    /// its prompt is given in tokens. `crowd` tells how many requests a pool has for
+    /// each of its replicas.
     pub(super) fn open(
         &mut self,
         now: u64,
@@ -95,16 +109,26 @@ impl Fleet {
         (tenant, model, path): (&str, &str, &str),
         ask: &Ask,
         text: Option<Tally>,
+        crowd: &dyn Fn(&Pool) -> f64,
     ) -> Option<Opened> {
-        let config = Arc::clone(&self.config);
+        let (config, policy) = (Arc::clone(&self.config), self.policy);
         let settings = config.settings(path.as_bytes(), b"", None);
         let dry_run = settings.dry_run;
+        let bytes = text.as_ref().map_or(0, Tally::total);
         let Read { body, whole, rest } = read(settings, model, ask, text);
         let now = Instant::from_nanos(now);
         let (Worker { gate, serving, .. }, memory) = self.at(worker)?;
         *serving = true;
         let (mut ticket, mut decision) = gate.open(settings, body);
-        if config.uses_load {
+        let known = settings.model(Some(model.as_bytes())).zip(decision.budget);
+        let choice = known.and_then(|(model, budget)| {
+            let truth = (ask.input.into(), ask.output.into());
+            let known = Known { model, budget, bytes, cap: ask.cap.map(u64::from), truth };
+            policy.choose(&known, crowd)
+        });
+        if let Some(choice) = &choice {
+            ticket.overrule(&choice.pool, choice.budget, choice.moved);
+        } else if config.uses_load {
             gate.place(now, memory, &config, &mut ticket, &mut decision);
         }
         if config.tenants.is_none() {
@@ -120,13 +144,19 @@ impl Fleet {
             {
                 // It has gone up, and was read to its end as it passed.
                 gate.read_on(now, memory, &mut ticket, facts);
+                if let Some(choice) = &choice {
+                    ticket.overrule(&choice.pool, choice.budget, choice.moved);
+                }
             }
             admitted
         });
         let largest = settings.model(Some(model.as_bytes())).and_then(|model| model.pools.last());
         let largest = Arc::clone(largest.unwrap_or(&settings.default_pool));
-        let moved = decision.reason == Reason::Spill && !dry_run;
-        let pool = if dry_run { Arc::clone(&settings.default_pool) } else { decision.pool };
+        let (pool, moved) = match choice {
+            _ if dry_run => (Arc::clone(&settings.default_pool), false),
+            Some(choice) => (choice.pool, choice.moved),
+            None => (decision.pool, decision.reason == Reason::Spill),
+        };
         let budget = decision.budget;
         Some(Opened { ticket, pool, largest, budget, moved, admitted, dry_run })
     }

@@ -14,6 +14,7 @@ use super::source::{Ask, Stream, TEMPLATE};
 use super::watch::Fate;
 use crate::SECOND;
 use crate::engine::{Finished, Job, JobId};
+use crate::policy::Policy;
 use crate::rng::Pcg;
 
 /// How long a client waits before its next attempt, after so many of them:
@@ -80,7 +81,7 @@ impl Simulation<'_> {
             return Err(broken("nobody is there to send"));
         };
         let (serial, source, attempt, ask) = (live.serial, live.source, live.attempt, live.ask);
-        let text = if self.exact {
+        let text = if self.fleet.policy() == Policy::Oracle {
             None
         } else {
             let tokens = ask.input.saturating_sub(TEMPLATE);
@@ -93,7 +94,14 @@ impl Simulation<'_> {
         let from = stream.source();
         let timeout = from.timeout;
         let who = (from.tenant.as_str(), stream.model(&ask), from.path.as_str());
-        let Some(opened) = self.fleet.open(now, (worker, place.into()), who, &ask, text) else {
+        let (pools, names) = (&self.pools, &self.scenario.config.pool_names);
+        let crowd = |pool: &tidegate::config::Pool| {
+            let place = names.iter().position(|name| *name == pool.name);
+            let replicas = place.and_then(|place| pools.get(place));
+            replicas.map_or(0.0, |pool| pool.jobs() as f64 / f64::from(pool.len()))
+        };
+        let name = (worker, place.into());
+        let Some(opened) = self.fleet.open(now, name, who, &ask, text, &crowd) else {
             return Err(broken("a worker is lost"));
         };
         let admitted = opened.admitted.filter(|_| !opened.dry_run);

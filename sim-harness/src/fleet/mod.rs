@@ -58,9 +58,10 @@ pub fn run(scenario: &Scenario, seed: u64) -> Result<Report, FleetError> {
 
 /// Runs a scenario until `watch` has seen enough, or to its end.
 ///
-/// A run that was ended early has no checks of its end. With `exact`, gates are
-/// told the tokens of each prompt instead of reading a text: no estimator is as
-/// good as that, and real gateways cannot have it.
+/// A run that was ended early has no checks of its end. With `exact`,
+/// [`Policy::Oracle`] takes the place of the scenario's policy.
+///
+/// [`Policy::Oracle`]: crate::policy::Policy::Oracle
 pub fn watch(
     scenario: &Scenario,
     seed: u64,

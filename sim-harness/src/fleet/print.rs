@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::report::{Figures, PoolReport, Report, TenantReport};
+use crate::policy::Policy;
 use crate::table::with_heads;
 
 /// Milliseconds; `never` where the figure does not exist.
@@ -29,6 +30,9 @@ impl Report {
             self.seconds,
             self.ended
         );
+        if self.policy != Policy::Tidegate {
+            let _ = writeln!(out, "pools chosen by: {}\n", self.policy);
+        }
         self.pools_text(&mut out);
         self.tenants_text(&mut out);
         let (count, mean, p50, p95) = self.errors;
@@ -227,6 +231,7 @@ impl Report {
             "warm_up_s": self.warm_up,
             "gateways": self.gateways.0,
             "workers": self.gateways.1,
+            "policy": self.policy.to_string(),
             "pools": self.pools.iter().map(pool_json).collect::<Vec<_>>(),
             "tenants": self.tenants.iter().map(tenant_json).collect::<Vec<_>>(),
             "estimate_error": {"prompts": count, "mean": mean, "p50": p50, "p95": p95},

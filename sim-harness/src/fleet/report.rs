@@ -9,6 +9,7 @@ use super::scenario::Scenario;
 use super::sim::Simulation;
 use crate::SECOND;
 use crate::histogram::Histogram;
+use crate::policy::Policy;
 
 /// The same bytes for the same scenario and seed.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +22,8 @@ pub struct Report {
     pub warm_up: f64,
     /// Gateways, and workers of each.
     pub gateways: (u32, u32),
+    /// Who chose pools.
+    pub policy: Policy,
     /// Sorted by name.
     pub pools: Vec<PoolReport>,
     /// Sorted by name.
@@ -170,6 +173,7 @@ impl Report {
             ended: seconds(*now),
             warm_up: seconds(scenario.warm_up),
             gateways: (scenario.gateways.count, scenario.gateways.workers),
+            policy: simulation.fleet.policy(),
             pools: pools.map(|((pool, book), name)| pool_report(name, pool, book, *now)).collect(),
             tenants: tenants.map(|(name, book)| tenant_report(name, book, scenario, all)).collect(),
             errors: (errors.count(), errors.mean() / 1e3, error(0.5), error(0.95)),

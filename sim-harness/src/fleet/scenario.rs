@@ -7,6 +7,7 @@ use tidegate::config::Config;
 
 use super::session::NAME_TOKENS;
 use crate::engine::{self, StepTime};
+use crate::policy::Policy;
 use crate::texts::Kind;
 use crate::workload::{CapPolicy, Lengths, Rates, TraceRequest, Turn, mean_rate};
 
@@ -16,6 +17,8 @@ pub struct Scenario {
     pub config: Arc<Config>,
     /// The gateways.
     pub gateways: Gateways,
+    /// Who chooses the pool of each request.
+    pub policy: Policy,
     /// One for each pool that the document names, by name, in any order.
     pub pools: Vec<Pool>,
     /// Who sends.

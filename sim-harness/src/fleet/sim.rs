@@ -21,6 +21,7 @@ use super::watch::{Fate, Watch};
 use crate::SECOND;
 use crate::engine::{Finished, JobId};
 use crate::histogram::Histogram;
+use crate::policy::Policy;
 use crate::rng::Pcg;
 use crate::texts::Kind;
 
@@ -135,8 +136,6 @@ pub(super) struct Simulation<'a> {
     pub(super) tenant_books: Vec<TenantBook>,
     pub(super) tenant_names: Vec<String>,
     pub(super) errors: Histogram,
-    /// Gates are told tokens instead of texts.
-    pub(super) exact: bool,
     watch: Option<&'a mut dyn Watch>,
     enough: bool,
 }
@@ -149,7 +148,7 @@ impl<'a> Simulation<'a> {
     pub(super) fn new(scenario: &'a Scenario, seed: u64) -> Result<Self, FleetError> {
         scenario.check()?;
         let config = &scenario.config;
-        let fleet = Fleet::new(config, scenario.gateways);
+        let fleet = Fleet::new(config, scenario.gateways, scenario.policy);
         // In the order of the document's names.
         let mut pools = Vec::new();
         for name in &config.pool_names {
@@ -199,7 +198,6 @@ impl<'a> Simulation<'a> {
             tenant_books: vec![TenantBook::default(); tenant_names.len()],
             tenant_names,
             errors: Histogram::default(),
-            exact: false,
             watch: None,
             enough: false,
         };
@@ -209,7 +207,9 @@ impl<'a> Simulation<'a> {
 
     /// Tells `watch` of every request that ends.
     pub(super) fn watched(mut self, exact: bool, watch: &'a mut dyn Watch) -> Self {
-        self.exact = exact;
+        if exact {
+            self.fleet.set_policy(Policy::Oracle);
+        }
         self.watch = Some(watch);
         self
     }

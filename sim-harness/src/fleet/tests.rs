@@ -62,6 +62,7 @@ fn scenario(more: &str, sources: Vec<Source>) -> Scenario {
     Scenario {
         config: Arc::new(Config::parse(document.as_bytes()).unwrap()),
         gateways: Gateways { count: 1, workers: 1, retry_too_long: true },
+        policy: crate::policy::Policy::Tidegate,
         pools: vec![pool("long", 8000), pool("short", 1000)],
         sources,
         end: 10 * SECOND,

@@ -15,6 +15,7 @@ use crate::engine::{Rounded, StepTime, Work};
 use crate::fleet::{self, Arrivals, Dispatch, Fate, Gateways, LengthSource, Pool, Scenario, Watch};
 use crate::histogram::Histogram;
 use crate::kernels::{Asked, Execution, Fit, HostTime, Pricing, Profiles, shipped};
+use crate::policy::Policy;
 use crate::texts::Kind;
 use crate::workload::{CapPolicy, TraceRequest};
 
@@ -288,6 +289,7 @@ impl Trial {
         Ok(Scenario {
             config: Arc::new(config),
             gateways: Gateways { count: 1, workers: 2, retry_too_long: true },
+            policy: Policy::Tidegate,
             pools,
             sources: vec![source],
             // To the last request's end.

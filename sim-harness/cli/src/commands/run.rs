@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use tidegate_sim::fleet;
+use tidegate_sim::policy::Policy;
 
 use super::CommandError;
 use crate::scenario;
@@ -17,6 +18,10 @@ pub(super) struct Args {
     /// Seed of all that is drawn; default: the scenario's.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Who chooses pools: tidegate, oracle, bytes/4, input-only, spillover, spillover:N,
+    /// homogeneous; default: the scenario's.
+    #[arg(long, value_name = "P")]
+    policy: Option<Policy>,
     /// Print one JSON document.
     #[arg(long)]
     json: bool,
@@ -24,7 +29,8 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn run(self) -> Result<(), CommandError> {
-        let loaded = scenario::load(&self.scenario).map_err(CommandError::Scenario)?;
+        let mut loaded = scenario::load(&self.scenario).map_err(CommandError::Scenario)?;
+        loaded.scenario.policy = self.policy.unwrap_or(loaded.scenario.policy);
         let start = Instant::now();
         let seed = self.seed.unwrap_or(loaded.seed);
         let report = fleet::run(&loaded.scenario, seed).map_err(CommandError::Fleet)?;

@@ -79,6 +79,7 @@ fn shared(sources: Vec<Source>) -> Scenario {
     Scenario {
         config: Arc::new(Config::parse(SHARED.as_bytes()).unwrap()),
         gateways: Gateways { count: 1, workers: 2, retry_too_long: true },
+        policy: crate::policy::Policy::Tidegate,
         pools: vec![pool],
         sources,
         end: 70 * SECOND,

@@ -28,6 +28,7 @@ fn burst(spill: &str) -> Scenario {
     Scenario {
         config: Arc::new(Config::parse(document.as_bytes()).unwrap()),
         gateways: Gateways { count: 1, workers: 2, retry_too_long: true },
+        policy: crate::policy::Policy::Tidegate,
         pools: vec![pool("long", 32_000), pool("short", 8000)],
         sources: vec![
             open("short", 300, 4.0, 0, 120),
