@@ -290,7 +290,7 @@ impl Bucket {
         let at = Instant::from_nanos(take_u64(bytes)?);
         let last = take_u64(bytes)?;
         let [count] = take(bytes)?;
-        let mut starts: Vec<Start> = Vec::new();
+        let mut starts: Vec<Start> = Vec::with_capacity(STARTS_MAX.min(count.into()));
         for _ in 0..count {
             let (id, charged) = (take_u64(bytes)?, take_u64(bytes)?.cast_signed());
             let falls = starts.last().is_none_or(|one| one.id < id && one.charged > charged);

@@ -10,7 +10,8 @@ const LAYOUT: u32 = 4;
 
 /// The head of the slot of the thing whose full name has this hash.
 pub(super) fn head(magic: [u8; 4], key: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
+    // Room for the usual: growing costs more than the numbers do.
+    let mut bytes = Vec::with_capacity(512);
     bytes.extend(magic);
     bytes.extend(LAYOUT.to_le_bytes());
     bytes.extend(key.to_le_bytes());
@@ -62,6 +63,37 @@ pub(super) fn make<C: Content + Default>(slots: &mut dyn Slots, instance: u64, k
     });
 }
 
+/// As `format!("tidegate.{LAYOUT}.{instance:016x}.{KIND}.{key:016x}")`, which takes
+/// four times as long, on each look.
 fn name<C: Content>(instance: u64, key: u64) -> String {
-    format!("tidegate.{LAYOUT}.{instance:016x}.{}.{key:016x}", C::KIND)
+    let mut name = String::with_capacity(64);
+    name.push_str("tidegate.");
+    name.extend(char::from_digit(LAYOUT, 10));
+    name.push('.');
+    hex(&mut name, instance);
+    name.push('.');
+    name.push_str(C::KIND);
+    name.push('.');
+    hex(&mut name, key);
+    name
+}
+
+fn hex(text: &mut String, number: u64) {
+    for place in (0..16).rev() {
+        text.extend(char::from_digit((number >> (4 * place)) as u32 & 0xF, 16));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tenant::pool::PoolAccount;
+
+    #[test]
+    fn names_are_as_they_were() {
+        let (instance, key) = (0x0123_4567_89ab_cdef, 0xf0);
+        let kind = PoolAccount::KIND;
+        let expected = format!("tidegate.{LAYOUT}.{instance:016x}.{kind}.{key:016x}");
+        assert_eq!(name::<PoolAccount>(instance, key), expected);
+    }
 }
