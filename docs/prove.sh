@@ -68,6 +68,15 @@ elif [ -z "$only" ]; then
   say "" "Native instructions were left out: counting them needs valgrind."
 fi
 
+if command -v valgrind >/dev/null; then
+  prove "Gate in the simulator" "docs/gate.sh" docs/gate.sh
+fi
+
+keep='%|lengths|test result'
+prove "The papers' slots" \
+  "TIDEGATE_PROVE=1 cargo test --release -p tidegate-sim --test papers -- --nocapture" \
+  lines cargo test -q --release -p tidegate-sim --test papers -- --nocapture
+
 # The properties among these tests get so many cases each, whatever the code says: the law, what may
 # exceed it, what is reserved, a true Retry-After, reserves that cover, bytes that are not an account.
 keep='^test tenant::.* ok$|test result'
