@@ -164,6 +164,17 @@ fn json_has_the_numbers_and_a_seed_changes_them() {
     assert_ne!(first, read(&[&path, "--json", "--seed", "2"]));
 }
 
+#[test]
+fn the_flag_s_policy_is_used_and_told() {
+    let path = scenario("overload", ".toml");
+    let (done, text) = run(&[&path, "--policy", "homogeneous"]);
+    assert!(done && text.contains("\n\npools chosen by: homogeneous\n\n"), "{text}");
+    let small = text.lines().find(|line| line.starts_with("small")).unwrap();
+    assert_eq!(small.split_whitespace().nth(2), Some("0"), "{text}");
+    let (done, text) = run(&[&path, "--policy", "best"]);
+    assert!(!done && text.contains("allowed: tidegate, oracle, bytes/4"), "{text}");
+}
+
 fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("tidegate-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -203,6 +214,11 @@ fn a_wrong_scenario_names_its_field() {
     for (from, to, part) in [
         ("seconds = 30", "seconds = \"x\"", "seconds: found \"x\""),
         ("seconds = 30", "seconds = ", "not TOML"),
+        (
+            "seconds = 30",
+            "policy = \"best\"\nseconds = 30",
+            "policy: found \"best\"; allowed: tide",
+        ),
         ("replicas = 1", "replica = 1", ".replica: found an unknown field"),
         ("[pools.small", "[pools.tiny", "pools.tiny"),
         ("kv_cache_tokens = 12000", "kv_cache_tokens = 1", "kv_cache_tokens"),
