@@ -20,7 +20,9 @@ use tidegate_sim::policy::Policy;
 use tidegate_sim::rng::Pcg;
 use tidegate_sim::table::with_heads;
 use tidegate_sim::texts::Kind;
-use tidegate_sim::workload::{AGENT_HEAVY, AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Lengths, Request};
+use tidegate_sim::workload::{
+    AGENT_HEAVY, AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Lengths, TraceRequest,
+};
 
 /// fleet-sim's A100: 8 ms a step, and 0.65 ms for each sequence of 8,192 tokens.
 const STEP_NS: u64 = 8_000_000;
@@ -120,6 +122,7 @@ fn pool(name: &str, window: u32, seats: u32, replicas: u32) -> Pool {
         engine,
         ranks: 1,
         time: Box::new(time),
+        faults: Vec::new(),
     }
 }
 
@@ -135,13 +138,12 @@ fn holds(case: &Case, fleet: Fleet, short: u32, long: u32) -> bool {
         named = format!("{}, {named}", one("short", SHORT));
     }
     let document = format!(r#"{{"version": 1, "models": [{{"match": "*", "pools": [{named}]}}]}}"#);
-    let request = |(input_tokens, output_tokens): (u32, u32)| Request {
-        arrival: 0,
+    let request = |(input_tokens, output_tokens): (u32, u32)| TraceRequest {
         input_tokens,
         output_tokens,
-        cap: None,
+        ..TraceRequest::default()
     };
-    let rows: Arc<[Request]> = case.rows.iter().copied().map(request).collect();
+    let rows: Arc<[TraceRequest]> = case.rows.iter().copied().map(request).collect();
     let caps = if fleet.policy == Policy::Oracle { CapPolicy::Actual } else { CapPolicy::Ladder };
     let scenario = Scenario {
         config: Arc::new(Config::parse(document.as_bytes()).unwrap()),
@@ -149,24 +151,17 @@ fn holds(case: &Case, fleet: Fleet, short: u32, long: u32) -> bool {
         policy: fleet.policy,
         pools,
         sources: vec![Source {
-            tenant: "t".into(),
-            model: "m".into(),
-            path: "/v1/chat/completions".into(),
             texts: vec![(Kind::English, 1), (Kind::Python, 1)],
-            lengths: LengthSource::Trace(rows),
-            arrivals: Arrivals::Open { rate: case.rate, cv: 1.0 },
             caps,
-            start: 0,
-            stop: u64::MAX,
-            timeout: None,
             retries: 0,
+            ..Source::new(LengthSource::Trace(rows), Arrivals::Open { rate: case.rate, cv: 1.0 })
         }],
         end: u64::MAX / 4,
         drain: 0,
         warm_up: 0,
     };
     let mut judge = Judge { case, ended: 0, missed: [0; 2] };
-    fleet::watch(&scenario, 1, false, &mut judge).unwrap();
+    fleet::watch(&scenario, 1, &mut judge).unwrap();
     judge.ended == case.counted && judge.missed.iter().all(|missed| missed * 100 <= case.counted)
 }
 

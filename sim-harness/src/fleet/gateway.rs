@@ -83,11 +83,6 @@ impl Fleet {
         self.policy
     }
 
-    /// Lets another one choose them.
-    pub(super) fn set_policy(&mut self, policy: Policy) {
-        self.policy = policy;
-    }
-
     pub(super) fn workers(&self) -> u32 {
         self.workers.len() as u32
     }

@@ -58,15 +58,7 @@ pub fn run(scenario: &Scenario, seed: u64) -> Result<Report, FleetError> {
 
 /// Runs a scenario until `watch` has seen enough, or to its end.
 ///
-/// A run that was ended early has no checks of its end. With `exact`,
-/// [`Policy::Oracle`] takes the place of the scenario's policy.
-///
-/// [`Policy::Oracle`]: crate::policy::Policy::Oracle
-pub fn watch(
-    scenario: &Scenario,
-    seed: u64,
-    exact: bool,
-    watch: &mut dyn Watch,
-) -> Result<Report, FleetError> {
-    sim::Simulation::new(scenario, seed)?.watched(exact, watch).run()
+/// A run that was ended early has no checks of its end.
+pub fn watch(scenario: &Scenario, seed: u64, watch: &mut dyn Watch) -> Result<Report, FleetError> {
+    sim::Simulation::new(scenario, seed)?.watched(watch).run()
 }

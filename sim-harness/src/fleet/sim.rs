@@ -21,7 +21,6 @@ use super::watch::{Fate, Watch};
 use crate::SECOND;
 use crate::engine::{Finished, JobId};
 use crate::histogram::Histogram;
-use crate::policy::Policy;
 use crate::rng::Pcg;
 use crate::texts::Kind;
 
@@ -206,10 +205,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Tells `watch` of every request that ends.
-    pub(super) fn watched(mut self, exact: bool, watch: &'a mut dyn Watch) -> Self {
-        if exact {
-            self.fleet.set_policy(Policy::Oracle);
-        }
+    pub(super) fn watched(mut self, watch: &'a mut dyn Watch) -> Self {
         self.watch = Some(watch);
         self
     }

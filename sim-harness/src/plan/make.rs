@@ -181,7 +181,8 @@ impl Maker<'_> {
         let mut searches = Vec::new();
         for layout in layouts {
             let guess = self.guess(layout, self.scale.rate)?;
-            let counts = guess.pools.iter().map(|one| (f64::from(one.queueing) * correction) as u32);
+            let counts =
+                guess.pools.iter().map(|one| (f64::from(one.queueing) * correction) as u32);
             let (layout, guess) = (layout.clone(), counts.collect());
             searches.push(Search { layout, world, guess, tolerance: COARSE });
         }
@@ -564,7 +565,12 @@ impl Maker<'_> {
         plan.drift = DRIFTS
             .iter()
             .zip(gpus)
-            .map(|((what, _), [homogeneous, tuned, plan])| Drifted { what, plan, homogeneous, tuned })
+            .map(|((what, _), [homogeneous, tuned, plan])| Drifted {
+                what,
+                plan,
+                homogeneous,
+                tuned,
+            })
             .collect();
         Ok(())
     }

@@ -38,7 +38,12 @@ pub(super) struct Counts {
 }
 
 /// Requests to simulate: the load goes on until those that count have ended.
-pub(super) fn rows(question: &Question, rate: f64, counts: Counts, seed: u64) -> Arc<[TraceRequest]> {
+pub(super) fn rows(
+    question: &Question,
+    rate: f64,
+    counts: Counts,
+    seed: u64,
+) -> Arc<[TraceRequest]> {
     let all = counts.warm * 2 + counts.measured;
     let lengths = question.lengths.sample(all as usize, &mut Pcg::new(seed, ROWS));
     let mut gaps = Pcg::new(seed, GAPS);

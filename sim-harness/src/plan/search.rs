@@ -368,8 +368,10 @@ impl<'a> Searcher<'a> {
     fn next(&self, search: &Search, progress: &mut Progress) -> Next {
         let none = Curve::default();
         let keys = self.keys(&search.layout, search.world);
-        let curves: Vec<&Curve> =
-            keys.iter().map(|key| self.known.get(key).map_or(&none, |known| &known.curve)).collect();
+        let curves: Vec<&Curve> = keys
+            .iter()
+            .map(|key| self.known.get(key).map_or(&none, |known| &known.curve))
+            .collect();
         if curves.iter().any(|curve| curve.most().is_none()) {
             return Next::Run(search.guess.iter().map(|count| (*count).max(1)).collect());
         }

@@ -123,11 +123,8 @@ fn a_pool_alone_does_what_it_does_in_the_fleet() {
     let whole = run(&fleet);
     let single = Layout { shapes: vec![largest()], ..two() };
     let told = Trial { gate: Gate::Tells, ..trial(question.clone(), single.clone(), &[12]) };
-    let requests = Requests {
-        rows: Arc::clone(&told.rows),
-        needs: run(&told).needs,
-        counts: told.counts,
-    };
+    let requests =
+        Requests { rows: Arc::clone(&told.rows), needs: run(&told).needs, counts: told.counts };
     let mut shared = 0;
     for (nth, tally) in whole.pools.iter().enumerate() {
         let (rows, counts) = requests.slice(Slice::of(&two().shapes, nth));

@@ -289,7 +289,8 @@ impl Trial {
         Ok(Scenario {
             config: Arc::new(config),
             gateways: Gateways { count: 1, workers: 2, retry_too_long: true },
-            policy: Policy::Tidegate,
+            // Nothing is to be estimated where all goes to one pool.
+            policy: if self.gate == Gate::None { Policy::Oracle } else { Policy::Tidegate },
             pools,
             sources: vec![source],
             // To the last request's end.
@@ -317,7 +318,7 @@ impl Trial {
             ended: 0,
             needs: vec![Need { need: u32::MAX, fit: u32::MAX }; needs],
         };
-        let report = fleet::watch(&scenario, self.seed, self.gate == Gate::None, &mut judge)?;
+        let report = fleet::watch(&scenario, self.seed, &mut judge)?;
         let kv = |name: &&str| {
             report.pools.iter().find(|pool| pool.name == **name).map_or(0.0, |pool| pool.kv_mean)
         };

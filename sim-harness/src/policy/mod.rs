@@ -121,6 +121,7 @@ impl Policy {
         let of_one = |input: u64, output: u64| Budget {
             input,
             fit: input.saturating_add(output),
+            need: input.saturating_add(output),
             reserve: input.saturating_add(output),
             output_cap: output,
             output_learned: output,
@@ -131,14 +132,15 @@ impl Policy {
             Self::Oracle => {
                 let (input, output) = truth;
                 let reserve = input.saturating_add(output);
-                Budget { reserve, ..of_one(input, cap.unwrap_or(output)) }
+                Budget { need: reserve, reserve, ..of_one(input, cap.unwrap_or(output)) }
             }
             Self::BytesBy4 => of_one(bytes.div_ceil(BYTES_PER_TOKEN), budget.output_cap),
             Self::InputOnly => {
-                Budget { fit: budget.fit.saturating_sub(budget.output_cap), ..budget }
+                let prompt = budget.fit.saturating_sub(budget.output_cap);
+                Budget { fit: prompt, need: budget.input.min(prompt), ..budget }
             }
         };
-        let (mut pool, _) = pool::choose(model, budget.fit)?;
+        let (mut pool, _) = pool::choose(model, budget)?;
         let mut moved = false;
         match self {
             Self::Homogeneous => pool = largest,

@@ -29,23 +29,18 @@ fn pool(name: &str, window: u32, replicas: u32) -> fleet::Pool {
         context_token_ns: 0,
     };
     let (name, time) = (name.to_owned(), Box::new(time));
-    fleet::Pool { name, replicas, dispatch: Dispatch::LeastLoaded, engine, ranks: 1, time }
+    let (dispatch, faults) = (Dispatch::LeastLoaded, Vec::new());
+    fleet::Pool { name, replicas, dispatch, engine, ranks: 1, time, faults }
 }
 
 /// 800 requests or so.
 fn scenario(policy: Policy, lengths: LengthSource, kinds: &[Kind]) -> Scenario {
     let source = Source {
         tenant: "t".into(),
-        model: "m".into(),
-        path: "/v1/chat/completions".into(),
         texts: kinds.iter().map(|kind| (*kind, 1)).collect(),
-        lengths,
-        arrivals: Arrivals::Open { rate: 16.0, cv: 1.0 },
         caps: CapPolicy::Ladder,
-        start: 0,
-        stop: u64::MAX,
-        timeout: None,
         retries: 0,
+        ..Source::new(lengths, Arrivals::Open { rate: 16.0, cv: 1.0 })
     };
     Scenario {
         config: Arc::new(Config::parse(DOCUMENT.as_bytes()).unwrap()),
@@ -161,10 +156,15 @@ fn words_and_policies_are_one_to_one() {
 fn spillover_counts_what_is_in_the_pool() {
     let config = Config::parse(DOCUMENT.as_bytes()).unwrap();
     let model = config.base().model(Some(b"m")).unwrap();
-    let budget =
-        Budget { input: 100, fit: 4_096, reserve: 200, output_cap: 100, output_learned: 100 };
-    let known =
-        |fit| Known { model, budget: Budget { fit, ..budget }, bytes: 0, cap: None, truth: (0, 0) };
+    let of = |fit| Budget {
+        input: 100,
+        fit,
+        need: fit,
+        reserve: 200,
+        output_cap: 100,
+        output_learned: 100,
+    };
+    let known = |fit| Known { model, budget: of(fit), bytes: 0, cap: None, truth: (0, 0) };
     let choose = |fit, crowd: f64| {
         let choice = Policy::Spillover(4).choose(&known(fit), &|pool| {
             assert_eq!(pool.name, "short");
