@@ -13,6 +13,7 @@
 //! - [`fleet`]: gateways with the core's own gate in front of pools of replicas.
 //! - [`plan`]: how many GPUs a load needs, in one pool and in several.
 //! - [`policy`]: other rules than the gate's, to compare it with.
+//! - [`report`]: pages, plots and files of numbers, as text.
 //! - [`texts`]: real texts of several kinds, and how many tokens they are.
 //! - [`rng`]: the one seeded source of randomness.
 //!
@@ -24,6 +25,7 @@ pub mod histogram;
 pub mod kernels;
 pub mod plan;
 pub mod policy;
+pub mod report;
 pub mod rng;
 pub mod table;
 pub mod texts;

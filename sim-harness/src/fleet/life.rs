@@ -1,5 +1,6 @@
 //! What becomes of one request, from its client's asking to its end.
 
+use tidegate::estimate::Tally;
 use tidegate::gate::{Answer, Settlement, Ticket};
 use tidegate::tenant::{Cause, Released};
 use tidegate::usage::{Overflow, Usage};
@@ -90,6 +91,7 @@ impl Simulation<'_> {
             };
             Some(texts.prompt(tokens, &mut live.text.clone()))
         };
+        let bytes = text.as_ref().map(Tally::total);
         let Some(stream) = self.streams.get(source as usize) else { return Ok(()) };
         let from = stream.source();
         let timeout = from.timeout;
@@ -104,6 +106,7 @@ impl Simulation<'_> {
         let Some(opened) = self.fleet.open(now, name, who, &ask, text, &crowd) else {
             return Err(broken("a worker is lost"));
         };
+        self.note(|record, _| record.opened(&ask, bytes, &opened));
         let admitted = opened.admitted.filter(|_| !opened.dry_run);
         if let Some(Admitted::Refused { cause, retry_after }) = admitted {
             return self.refused(place, cause, retry_after);
@@ -210,6 +213,7 @@ impl Simulation<'_> {
             book.sent += 1;
             book.moved += u64::from(opened.moved);
         });
+        self.note(|record, now| record.sent(now, chosen, ask));
         let stands_in = |pool: usize| self.scenario.gateways.retry_too_long && largest != pool;
         let (mut pool, mut retried, mut but) = (chosen, false, None);
         if stands_in(pool) && !self.takes_its_own(pool) {
@@ -236,6 +240,9 @@ impl Simulation<'_> {
                 Some(_) => book.refused += 1,
                 None => book.unreachable += 1,
             });
+            if there.is_some() {
+                self.note(|record, now| record.refused(now, pool));
+            }
             if let Some(replica) = picked.filter(|_| there.is_none())
                 && let Some(replicas) = self.pools.get_mut(pool)
             {
@@ -368,6 +375,7 @@ impl Simulation<'_> {
         let settlement = self.close(up.worker, up.ticket, &answer);
         self.settle(place, up.chosen, &settlement);
         self.pool(up.pool, |book| book.served(done));
+        self.note(|record, _| record.served(up.pool, done));
         let gaps = u64::from(done.output_tokens.saturating_sub(1));
         self.tell(&Fate {
             nth,
@@ -442,6 +450,7 @@ impl Simulation<'_> {
             let settlement = self.close(up.worker, up.ticket, &answer);
             self.settle(place, up.chosen, &settlement);
             self.pool(up.pool, |book| book.left += 1);
+            self.note(|record, now| record.left(now, up.pool));
             self.wake(up.pool as u32, up.replica);
         }
         Ok(())
@@ -457,6 +466,7 @@ impl Simulation<'_> {
 
     pub(super) fn settle(&mut self, place: u32, chosen: usize, settlement: &Settlement) {
         self.pool(chosen, |book| book.judged(settlement));
+        self.note(|record, now| record.judged(now, chosen, settlement));
         let counts = self.now >= self.scenario.warm_up;
         if let Some(error) = settlement.error_permille.filter(|_| counts) {
             self.errors.add(error);

@@ -28,8 +28,10 @@ mod book;
 mod fault;
 mod gateway;
 mod life;
+mod page;
 mod pool;
 mod print;
+mod record;
 mod report;
 mod scenario;
 mod session;
@@ -40,6 +42,8 @@ mod tests;
 mod texts;
 mod watch;
 
+pub(crate) use record::length_bucket;
+pub use record::{Follow, Life, Moment, PoolRecord, Record, ReplicaTrace, TextRecord, length_edge};
 pub use report::{Figures, PoolReport, Report, TenantReport};
 pub use scenario::{
     Arrivals, Dispatch, Fault, FleetError, Gateways, LengthSource, Pool, Scenario, Sessions,
@@ -61,4 +65,16 @@ pub fn run(scenario: &Scenario, seed: u64) -> Result<Report, FleetError> {
 /// A run that was ended early has no checks of its end.
 pub fn watch(scenario: &Scenario, seed: u64, watch: &mut dyn Watch) -> Result<Report, FleetError> {
     sim::Simulation::new(scenario, seed)?.watched(watch).run()
+}
+
+/// Runs a scenario to its end as [`run`] does, and records it over time; with
+/// `follow`, one replica step by step. The report is the same.
+pub fn record(
+    scenario: &Scenario,
+    seed: u64,
+    follow: Option<Follow>,
+) -> Result<(Report, Record), FleetError> {
+    let mut report = sim::Simulation::new(scenario, seed)?.recorded(follow)?.run()?;
+    let record = report.record.take();
+    Ok((report, record.ok_or_else(|| sim::broken("the record is lost"))?))
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use super::record::{Heard, PoolLog};
 use super::scenario::{Dispatch, Fault, FleetError, Pool, What};
 use super::session::NAME_TOKENS;
 use crate::engine::{
@@ -19,6 +20,8 @@ pub(super) struct Replicas<'a> {
     pub(super) downs: u64,
     /// The window of each, tokens.
     pub(super) window: u32,
+    /// Nothing unless the run is recorded.
+    pub(super) log: Option<PoolLog>,
 }
 
 struct One<'a> {
@@ -121,7 +124,8 @@ impl<'a> Replicas<'a> {
                 failed_checks: 0,
             });
         }
-        Ok(Self { pool, all, next: 0, checked: false, downs: 0, window: pool.engine.max_model_len })
+        let window = pool.engine.max_model_len;
+        Ok(Self { pool, all, next: 0, checked: false, downs: 0, window, log: None })
     }
 
     /// How many there are.
@@ -161,6 +165,9 @@ impl<'a> Replicas<'a> {
         let id = one.engine.submit(now, job).ok()?;
         one.open += 1;
         self.pass(replica);
+        if let Some(log) = &mut self.log {
+            log.came(now, replica, id, (job.prompt_tokens, job.output_tokens));
+        }
         Some(id)
     }
 
@@ -199,6 +206,9 @@ impl<'a> Replicas<'a> {
         let Some(one) = self.all.get_mut(replica as usize) else { return Ok(()) };
         one.down = down;
         if goes_down {
+            if let Some(log) = &mut self.log {
+                log.lost(now, replica);
+            }
             one.past = one.past.plus(one.engine.counts());
             one.engine = engine(self.pool)?;
             (one.open, one.due) = (0, None);
@@ -236,6 +246,9 @@ impl<'a> Replicas<'a> {
         let told = one.engine.told(job);
         if one.engine.abort(now, job) {
             one.open = one.open.saturating_sub(1);
+            if let Some(log) = &mut self.log {
+                log.left(now, replica, job);
+            }
         }
         told
     }
@@ -261,7 +274,8 @@ impl<'a> Replicas<'a> {
         one.due = None;
         let mut at = now;
         loop {
-            one.engine.advance(at, &mut one.load);
+            let log = self.log.as_mut();
+            one.engine.advance(at, &mut Heard { sink: &mut one.load, log, replica });
             if !one.load.finished.is_empty() {
                 break;
             }
@@ -283,6 +297,11 @@ impl<'a> Replicas<'a> {
     pub(super) fn counts(&self) -> Counts {
         let each = self.all.iter().map(|one| one.past.plus(one.engine.counts()));
         each.fold(Counts::default(), Counts::plus)
+    }
+
+    /// Blocks of KV cache, of all of them.
+    pub(super) fn blocks(&self) -> u64 {
+        self.all.iter().map(|one| one.engine.load().kv_capacity).sum()
     }
 
     /// KV use over so many nanoseconds.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::report::{Figures, PoolReport, Report, TenantReport};
 use crate::policy::Policy;
-use crate::table::with_heads;
+use crate::report::Table;
 
 /// Milliseconds; `never` where the figure does not exist.
 fn ms(figure: Option<u64>) -> String {
@@ -33,8 +33,8 @@ impl Report {
         if self.policy != Policy::Tidegate {
             let _ = writeln!(out, "pools chosen by: {}\n", self.policy);
         }
-        self.pools_text(&mut out);
-        self.tenants_text(&mut out);
+        let tables: Vec<String> = self.tables().iter().map(Table::text).collect();
+        out.push_str(&tables.join("\n"));
         let (count, mean, p50, p95) = self.errors;
         let _ = writeln!(
             out,
@@ -47,7 +47,13 @@ impl Report {
         out
     }
 
-    fn pools_text(&self, out: &mut String) {
+    /// The tables of the text.
+    pub fn tables(&self) -> Vec<Table> {
+        let pools = self.pools_tables().into_iter().chain(self.rare_table());
+        pools.chain(self.tenants_tables()).collect()
+    }
+
+    fn pools_tables(&self) -> [Table; 2] {
         let rows = |cells: &dyn Fn(&PoolReport) -> Vec<String>| -> Vec<Vec<String>> {
             let row = |pool| std::iter::once(pool).map(|pool: &PoolReport| pool.name.clone());
             self.pools.iter().map(|pool| row(pool).chain(cells(pool)).collect()).collect()
@@ -84,8 +90,7 @@ impl Report {
             "changes",
             "preempted",
         ];
-        out.push_str(&with_heads(&heads, &counts));
-        out.push('\n');
+        let counts = Table::new("pools", "Pools: requests", &heads, counts);
         let times = rows(&|pool| {
             let PoolReport { first_token, per_token, queue, .. } = pool;
             let mut cells: Vec<String> = [first_token, per_token, queue]
@@ -106,15 +111,13 @@ impl Report {
             "KV mean",
             "most",
         ];
-        out.push_str(&with_heads(&heads, &times));
-        out.push('\n');
-        self.rare_text(out);
+        [counts, Table::new("pools-times", "Pools: milliseconds and memory", &heads, times)]
     }
 
     /// What most fleets have none of: shared prefixes, and replicas that fail.
-    fn rare_text(&self, out: &mut String) {
+    fn rare_table(&self) -> Option<Table> {
         if self.pools.iter().all(|pool| pool.cached + pool.downs + pool.unreachable == 0) {
-            return;
+            return None;
         }
         let row = |pool: &PoolReport| {
             let cached = pool.cached as f64 / pool.input.max(1) as f64;
@@ -125,11 +128,10 @@ impl Report {
         };
         let rows: Vec<Vec<String>> = self.pools.iter().map(row).collect();
         let heads = ["pool", "prompts cached", "downs", "lost", "unreachable"];
-        out.push_str(&with_heads(&heads, &rows));
-        out.push('\n');
+        Some(Table::new("pools-rare", "Pools: shared prefixes and failures", &heads, rows))
     }
 
-    fn tenants_text(&self, out: &mut String) {
+    fn tenants_tables(&self) -> [Table; 2] {
         let counts: Vec<Vec<String>> = self
             .tenants
             .iter()
@@ -178,8 +180,7 @@ impl Report {
             "p99",
             "refused for",
         ];
-        out.push_str(&with_heads(&heads, &counts));
-        out.push('\n');
+        let counts = Table::new("tenants", "Tenants: requests", &heads, counts);
         let rates: Vec<Vec<String>> = self
             .tenants
             .iter()
@@ -218,7 +219,7 @@ impl Report {
             "E2E p50",
             "p99",
         ];
-        out.push_str(&with_heads(&heads, &rates));
+        [counts, Table::new("tenants-rates", "Tenants: tokens and milliseconds", &heads, rates)]
     }
 
     /// The same numbers as one JSON document.

@@ -5,6 +5,7 @@ use tidegate::tenant::Cause;
 
 use super::book::{CAUSES, PoolBook, TenantBook};
 use super::pool::Replicas;
+use super::record::Record;
 use super::scenario::Scenario;
 use super::sim::Simulation;
 use crate::SECOND;
@@ -31,6 +32,8 @@ pub struct Report {
     /// The estimate's error on prompt tokens: answers, mean, median, 95th
     /// percentile. Shares of the true tokens.
     pub errors: (u64, f64, f64, f64),
+    /// The run over time, until somebody takes it.
+    pub(super) record: Option<Record>,
 }
 
 /// Median and 99th percentile, in nanoseconds. Nothing if so many requests
@@ -177,6 +180,7 @@ impl Report {
             pools: pools.map(|((pool, book), name)| pool_report(name, pool, book, *now)).collect(),
             tenants: tenants.map(|(name, book)| tenant_report(name, book, scenario, all)).collect(),
             errors: (errors.count(), errors.mean() / 1e3, error(0.5), error(0.95)),
+            record: None,
         }
     }
 

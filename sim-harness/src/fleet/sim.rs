@@ -12,6 +12,7 @@ use tidegate::pool::Budget;
 use super::book::{Outcome, PoolBook, TenantBook};
 use super::gateway::{Fleet, Opened};
 use super::pool::Replicas;
+use super::record::Recorder;
 use super::report::Report;
 use super::scenario::{Arrivals, FleetError, Scenario};
 use super::session::Session;
@@ -135,6 +136,8 @@ pub(super) struct Simulation<'a> {
     pub(super) tenant_books: Vec<TenantBook>,
     pub(super) tenant_names: Vec<String>,
     pub(super) errors: Histogram,
+    /// Nothing unless the run is to be looked at over time.
+    pub(super) recorder: Option<Box<Recorder>>,
     watch: Option<&'a mut dyn Watch>,
     enough: bool,
 }
@@ -197,6 +200,7 @@ impl<'a> Simulation<'a> {
             tenant_books: vec![TenantBook::default(); tenant_names.len()],
             tenant_names,
             errors: Histogram::default(),
+            recorder: None,
             watch: None,
             enough: false,
         };
@@ -361,6 +365,7 @@ impl<'a> Simulation<'a> {
         for (book, name) in self.pool_books.iter_mut().zip(&self.scenario.config.pool_names) {
             book.spill_changes = self.fleet.spill_changes(self.now, name);
         }
-        Ok(Report::new(&self))
+        let record = self.take_record();
+        Ok(Report { record, ..Report::new(&self) })
     }
 }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod held;
+mod record;
 mod sessions;
 mod spill;
 

@@ -5,6 +5,7 @@ mod demo;
 mod engine;
 mod kernels;
 mod model;
+mod out;
 mod plan;
 mod prior;
 mod replay;
