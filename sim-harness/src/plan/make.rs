@@ -453,9 +453,11 @@ impl Maker<'_> {
                 let Some((_, Alternative { layout, size: Ok(size), .. })) = all.get(*nth) else {
                     continue;
                 };
-                trials.extend(
-                    seeds.iter().map(|s| self.searcher.fleet(layout, scale, *s, &size.replicas)),
-                );
+                let of = (scale.rate, scale.requests());
+                let trial = |seed: &u64| {
+                    Trial::fleet(&self.question, layout, of, *seed, &size.replicas)
+                };
+                trials.extend(seeds.iter().map(trial));
             }
             if trials.is_empty() {
                 break;

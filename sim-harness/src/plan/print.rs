@@ -9,7 +9,7 @@ use super::price::Price;
 use crate::table::with_heads;
 
 /// The hours of a year that prices are multiplied by.
-const HOURS: f64 = 8_760.0;
+pub(super) const HOURS: f64 = 8_760.0;
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
@@ -187,7 +187,7 @@ impl Plan {
         out.push('\n');
     }
 
-    fn verdict(&self, out: &mut String) {
+    pub(super) fn verdict(&self, out: &mut String) {
         let answer = self.answer();
         let Some(gpus) = answer.gpus() else {
             out.push_str("No fleet of these kinds holds the promise: see above.\n");

@@ -198,27 +198,6 @@ impl<'a> Searcher<'a> {
         Ok((first..self.loads.len()).map(World).collect())
     }
 
-    /// A trial of a whole fleet behind its gate, that goes on to its end.
-    pub(super) fn fleet(
-        &self,
-        layout: &Layout,
-        scale: Scale,
-        seed: u64,
-        replicas: &[u32],
-    ) -> Trial {
-        let counts = scale.requests();
-        Trial {
-            question: Arc::clone(&self.question),
-            layout: layout.clone(),
-            gate: if layout.shapes.len() == 1 { Gate::None } else { Gate::Reads },
-            replicas: replicas.to_vec(),
-            rows: rows(&self.question, scale.rate, counts, seed),
-            counts,
-            seed,
-            allowed: Allowed::ALL,
-        }
-    }
-
     pub(super) fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {
         self.runs += trials.len() as u64;
         self.requests += trials.iter().map(|trial| trial.rows.len() as u64).sum::<u64>();

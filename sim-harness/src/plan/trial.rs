@@ -9,7 +9,7 @@ use tidegate::config::Config;
 use tidegate::pool::Budget;
 
 use super::question::{PlanError, Question, Shape};
-use super::requests::{Counts, Need};
+use super::requests::{Counts, Need, rows};
 use crate::SECOND;
 use crate::engine::{Rounded, StepTime, Work};
 use crate::fleet::{self, Arrivals, Dispatch, Fate, Gateways, LengthSource, Pool, Scenario, Watch};
@@ -259,6 +259,26 @@ impl StepTimes {
 }
 
 impl Trial {
+    /// A whole fleet behind its gate, to its end.
+    pub(super) fn fleet(
+        question: &Arc<Question>,
+        layout: &Layout,
+        (rate, counts): (f64, Counts),
+        seed: u64,
+        replicas: &[u32],
+    ) -> Self {
+        Self {
+            question: Arc::clone(question),
+            layout: layout.clone(),
+            gate: if layout.shapes.len() == 1 { Gate::None } else { Gate::Reads },
+            replicas: replicas.to_vec(),
+            rows: rows(question, rate, counts, seed),
+            counts,
+            seed,
+            allowed: Allowed::ALL,
+        }
+    }
+
     fn scenario(&self, bench: &mut StepTimes) -> Result<Scenario, PlanError> {
         let question = &*self.question;
         let document = self.layout.document().to_string();

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use tidegate_sim::kernels::{Deployment, Gpu, find_gpu};
-use tidegate_sim::plan::{Effort, PlanError, Price, Question, Slo, Source, plan};
+use tidegate_sim::plan::{Effort, PlanError, Price, Question, Slo, Source, load_curves, plan};
 use tidegate_sim::workload::{CapPolicy, Lengths, Trace, parse_trace};
 
 use super::CommandError;
 use super::model::ModelArgs;
+use super::out::{self, OutArgs};
 use crate::files;
 use crate::plan::with_threads;
 use crate::replay::Synthetic;
@@ -87,6 +88,8 @@ pub(super) struct Args {
     /// Print one JSON document.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    out: OutArgs,
 }
 
 impl Args {
@@ -150,6 +153,13 @@ impl Args {
             PlanError::Question(field, why) => CommandError::Flag(flag(field), why),
             other => CommandError::Plan(other),
         })?;
+        if let Some(folder) = &self.out.out {
+            progress("the fleets at other rates");
+            let load = with_threads(self.threads, |runner| load_curves(&plan, runner));
+            let load = load.map_err(CommandError::Plan)?;
+            let page = plan.page(&prices, &load);
+            out::write(folder, &page.files(plan.page_json(&prices, &load)))?;
+        }
         let text =
             if self.json { format!("{:#}\n", plan.json(&prices)) } else { plan.text(&prices) };
         super::print(&text)?;
