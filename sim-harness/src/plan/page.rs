@@ -357,8 +357,8 @@ fn by_threshold(
     Plot {
         id: "thresholds",
         title: "GPUs by threshold".into(),
-        about: "The candidates for two pools: coarse, with one seed and the settings of the tuned \
-                single pool. The line marks the one whose settings were searched."
+        about: "The candidates for two pools: coarse, with one seed; the three best with settings \
+                of their own. The line marks the one that was taken."
             .into(),
         x: Axis::log("threshold, tokens"),
         y: Axis { whole: true, ..Axis::new("GPUs") },
