@@ -51,7 +51,7 @@ fn trace() -> String {
 }
 
 fn folder(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("tidegate-page-{name}-{}", std::process::id()));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("page-{name}"));
     std::fs::create_dir_all(&folder).unwrap();
     folder
 }
