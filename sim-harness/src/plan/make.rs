@@ -454,9 +454,8 @@ impl Maker<'_> {
                     continue;
                 };
                 let of = (scale.rate, scale.requests());
-                let trial = |seed: &u64| {
-                    Trial::fleet(&self.question, layout, of, *seed, &size.replicas)
-                };
+                let trial =
+                    |seed: &u64| Trial::fleet(&self.question, layout, of, *seed, &size.replicas);
                 trials.extend(seeds.iter().map(trial));
             }
             if trials.is_empty() {
