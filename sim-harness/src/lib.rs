@@ -8,6 +8,7 @@
 //! - [`workload`]: published traces and length distributions → requests.
 //! - [`engine`]: one replica: prompts and output lengths go in, tokens with
 //!   their times come out.
+//! - [`fields`]: documents' fields, with errors that name what is allowed.
 //! - [`histogram`]: many numbers in little memory.
 //! - [`kernels`]: times of single GPU kernels, from a sweep or a data sheet.
 //! - [`fleet`]: gateways with the core's own gate in front of pools of replicas.
@@ -20,6 +21,7 @@
 //! All times are whole nanoseconds from a start that the caller chooses.
 
 pub mod engine;
+pub mod fields;
 pub mod fleet;
 pub mod histogram;
 pub mod kernels;

@@ -21,7 +21,6 @@ pub mod client;
 pub mod commands;
 pub mod demo;
 pub mod engine;
-pub mod fields;
 pub mod files;
 pub mod hardware;
 pub mod interrupt;
@@ -35,3 +34,5 @@ pub mod stats;
 pub mod text;
 pub mod tokenizer;
 pub mod validate;
+
+pub use tidegate_sim::fields;

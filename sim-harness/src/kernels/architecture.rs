@@ -281,6 +281,10 @@ impl Architecture {
 }
 
 impl Precision {
+    /// All of them, by the names that documents give them.
+    pub const NAMED: [(&str, Self); 3] =
+        [("bf16", Self::Bf16), ("fp8", Self::Fp8), ("fp8_block", Self::Fp8Block)];
+
     /// Bytes of one number.
     pub const fn bytes(self) -> u64 {
         match self {

@@ -12,6 +12,7 @@
 
 mod analytic;
 mod answer;
+mod ask;
 mod curve;
 mod emit;
 mod load;
@@ -28,6 +29,7 @@ mod trial;
 
 pub use analytic::{Guess, PoolGuess};
 pub use answer::{Alternative, AtRate, Candidate, Drifted, Plan, Sized, Verified};
+pub use ask::{Ask, POOLS, UTILIZATION, WINDOW};
 pub use emit::PoolPlan;
 pub use load::{LoadCurve, LoadPoint, load_curves};
 pub use make::plan;

@@ -100,7 +100,8 @@ pub struct Question {
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanError {
-    /// A part of the question; carries its name and what is wrong.
+    /// A part of the question; carries its name, as in [`Ask`](super::Ask), and
+    /// what is wrong.
     Question(&'static str, String),
     /// The simulation failed.
     Fleet(FleetError),
@@ -169,7 +170,7 @@ impl Question {
             return wrong("rate", format!("found {}; allowed: 0.1 to 1000000", self.rate));
         }
         for (field, seconds) in
-            [("slo-ttft-p99", self.slo.ttft_p99), ("slo-tpot-p99", self.slo.tpot_p99)]
+            [("slo_ttft_p99", self.slo.ttft_p99), ("slo_tpot_p99", self.slo.tpot_p99)]
         {
             if !above_zero(seconds) || seconds > 3_600.0 {
                 return wrong(field, format!("found {seconds}; allowed: above 0, to 3600 seconds"));
@@ -186,10 +187,10 @@ impl Question {
         }
         if !above_zero(self.utilization) || self.utilization > 1.0 {
             let why = format!("found {}; allowed: above 0, to 1", self.utilization);
-            return wrong("gpu-memory-utilization", why);
+            return wrong("gpu_memory_utilization", why);
         }
         if self.window < 512 {
-            return wrong("max-model-len", format!("found {}; allowed: 512 or more", self.window));
+            return wrong("max_model_len", format!("found {}; allowed: 512 or more", self.window));
         }
         if matches!(&self.lengths, Source::Trace(rows) if rows.is_empty()) {
             return wrong("trace", "it has no requests".into());
@@ -209,7 +210,7 @@ impl Question {
                  leave on {tp} x {} (more with a higher --tp)",
                 self.window, self.gpu.name
             );
-            return wrong("max-model-len", why);
+            return wrong("max_model_len", why);
         }
         Ok(())
     }

@@ -196,8 +196,8 @@ fn wrong_questions_name_the_part() {
     let error = |question: Question| quiet(question).unwrap_err().to_string();
     assert!(error(question(0.0)).starts_with("rate: found 0; allowed"));
     let slo = Slo { ttft_p99: 2.0, tpot_p99: -1.0 };
-    assert!(error(Question { slo, ..question(1.0) }).starts_with("slo-tpot-p99: found -1"));
-    assert!(error(Question { window: 100, ..question(1.0) }).starts_with("max-model-len"));
+    assert!(error(Question { slo, ..question(1.0) }).starts_with("slo_tpot_p99: found -1"));
+    assert!(error(Question { window: 100, ..question(1.0) }).starts_with("max_model_len"));
     let large = error(Question { window: 1 << 20, ..question(1.0) });
     assert!(large.contains("tokens of KV cache that the model's weights leave on 1 x l40s"));
     let lengths = Source::Trace(Vec::new().into());

@@ -293,6 +293,10 @@ pub const AGENT_HEAVY: Lengths = Lengths {
     split: Split::Share(0.2),
 };
 
+/// Those above by the names that commands and documents give them.
+pub static NAMED: [(&str, Lengths); 3] =
+    [("azure", AZURE_2023), ("lmsys", LMSYS_CHAT_1M), ("agent", AGENT_HEAVY)];
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

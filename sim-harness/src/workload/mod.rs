@@ -15,7 +15,9 @@ mod trace;
 
 pub use arrivals::{compress, poisson};
 pub use caps::{CapPolicy, LADDER_NONE_SHARE, LADDER_STEPS, apply_caps};
-pub use lengths::{AGENT_HEAVY, AZURE_2023, Cdf, LMSYS_CHAT_1M, LengthError, Lengths, Split};
+pub use lengths::{
+    AGENT_HEAVY, AZURE_2023, Cdf, LMSYS_CHAT_1M, LengthError, Lengths, NAMED, Split,
+};
 pub use rates::Rates;
 pub use scale::{Copies, Copy, mean_rate, mix};
 pub use sessions::{SESSIONS_HEADER, Turn, parse_sessions};

@@ -173,14 +173,14 @@ impl Args {
 fn flag(field: &str) -> &'static str {
     match field {
         "rate" => "--rate",
-        "slo-ttft-p99" => "--slo-ttft-p99",
-        "slo-tpot-p99" => "--slo-tpot-p99",
+        "slo_ttft_p99" => "--slo-ttft-p99",
+        "slo_tpot_p99" => "--slo-tpot-p99",
         "cv" => "--cv",
         "gpu" => "--gpu",
         "tp" => "--tp",
         "trace" => "--trace",
-        "gpu-memory-utilization" => "--gpu-memory-utilization",
-        "max-model-len" => "--max-model-len",
+        "gpu_memory_utilization" => "--gpu-memory-utilization",
+        "max_model_len" => "--max-model-len",
         "rates" => "--rates",
         _ => "--pools",
     }
