@@ -24,7 +24,7 @@ demo: wasm envoy ## pools, Envoy and a few hundred requests, on this machine
 	cargo run --quiet --release -p tidegate-sim-cli -- demo $(if $(KEEP),--keep)
 
 .PHONY: test
-test: lint wasm envoy ## every check, at reduced size
+test: lint wasm planner envoy ## every check, at reduced size
 	cargo test --workspace --exclude tidegate-envoy
 	cargo build --quiet -p tidegate -p tidegate-sim --target wasm32-unknown-unknown
 	@if { command -v redis-server && pkg-config --exists openssl; } >/dev/null 2>&1 \
@@ -63,6 +63,8 @@ lint: targets ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy --quiet --workspace --exclude tidegate-envoy --all-targets -- -D warnings
 	cargo clippy --quiet -p tidegate-envoy --target $(WASM_TARGET) -- -D warnings
+	cargo clippy --quiet -p tidegate-planner --target wasm32-unknown-unknown -- -D warnings
+	cargo clippy --quiet --manifest-path sim-harness/planner/bindgen/Cargo.toml --target-dir target -- -D warnings
 	cargo clippy --quiet --manifest-path fuzz/Cargo.toml --no-default-features --target-dir target/fuzz -- -D warnings
 
 .PHONY: wasm
@@ -71,6 +73,16 @@ wasm: targets ## the filter, target/tidegate.wasm
 	  cargo build --quiet -p tidegate-envoy --profile wasm --target $(WASM_TARGET)
 	@cmp -s target/$(WASM_TARGET)/wasm/tidegate_envoy.wasm $(WASM) \
 	  || cp target/$(WASM_TARGET)/wasm/tidegate_envoy.wasm $(WASM)
+
+PLANNER := target/planner
+
+.PHONY: planner
+planner: targets ## the planner for a browser, target/planner: serve that folder by HTTP
+	@CARGO_ENCODED_RUSTFLAGS="$$(printf '%s' '$(WASM_FLAGS)' | tr ' ' '\037')" \
+	  cargo build --quiet -p tidegate-planner --profile wasm --target wasm32-unknown-unknown
+	@cargo run --quiet --manifest-path sim-harness/planner/bindgen/Cargo.toml --target-dir target -- \
+	  target/wasm32-unknown-unknown/wasm/tidegate_planner.wasm $(PLANNER)
+	@cp sim-harness/planner/page/* $(PLANNER)
 
 .PHONY: targets
 targets:
