@@ -216,7 +216,7 @@ function show(plan) {
   const { homogeneous, tuned_homogeneous: tuned } = plan.baselines;
   const less = (one, than) => orNot(one.gpus && than.gpus ? 1 - one.gpus / than.gpus : null, percent);
   at("sizes").replaceChildren(table("GPU counts",
-    ["", "GPUs", "by seed", "vs homogeneous", "vs tuned", "TTFT p99 s", "TPOT p99 s", "cut short", "refused", "$ a year"],
+    ["", "GPUs", "by seed", "saves vs homogeneous", "vs tuned", "TTFT p99 s", "TPOT p99 s", "cut short", "refused", "$ a year"],
     all.map(({ name, one, answer }) => ({
       answer,
       cells: [name, orNot(one.gpus, whole), orNot(one.gpus_by_seed, (ends) => ends.map(whole).join(" to ")),

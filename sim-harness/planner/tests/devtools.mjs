@@ -31,7 +31,7 @@ export async function browse(chromium) {
   const profile = mkdtempSync(join(tmpdir(), "tidegate-chromium-"));
   const flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", `--user-data-dir=${profile}`, "--remote-debugging-port=0", "about:blank"];
+    "--disable-dev-shm-usage", "--hide-scrollbars", `--user-data-dir=${profile}`, "--remote-debugging-port=0", "about:blank"];
   const child = spawn(chromium, flags, { stdio: ["ignore", "ignore", "pipe"] });
   const url = await new Promise((resolve, reject) => {
     let said = "";

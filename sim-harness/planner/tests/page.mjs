@@ -29,15 +29,16 @@ async function picture(name) {
 async function fits(name) {
   for (const width of [400, 1400]) {
     await resize(width);
-    const wide = await evaluate("document.documentElement.scrollWidth");
-    assert.ok(wide <= width, `${name}: ${wide} px wide in a window of ${width}`);
+    const [wide, room] = await evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]");
+    assert.equal(room, width);
+    assert.ok(wide <= room, `${name}: ${wide} px wide in a window of ${room}`);
     await picture(`${name}-${width}`);
   }
 }
 
 async function planned(document) {
   await click("#plan");
-  await until("!document.getElementById('plan').disabled", 120);
+  await until("!document.getElementById('plan').disabled", 300);
   assert.equal(await text("question-error"), "");
   const expected = JSON.parse(planner.plan(JSON.stringify(document), () => {}));
   assert.deepEqual(JSON.parse(await text("json")), expected);
@@ -88,16 +89,17 @@ try {
   await until("document.getElementById('progress').innerText === 'cancelled' && !document.getElementById('plan').disabled", 3);
   assert.equal(await evaluate("document.getElementById('answer').hidden"), true);
 
-  // A preset, planned: what is shown is what the planner says.
-  await type("#rate", "60");
+  // A preset, planned: what is shown is what the planner says. It pays to split here.
+  await type("#slo_tpot_p99", "0.03");
   const asked = {
-    lengths: "lmsys", rate: 60, caps: "ladder", cv: 1, model: "Llama-3.1-8B", gpu: "a100_sxm", tp: 1, weights: "bf16",
+    lengths: "lmsys", rate: 400, caps: "ladder", cv: 1, model: "Llama-3.1-8B", gpu: "a100_sxm", tp: 1, weights: "bf16",
     kv: "bf16", enable_expert_parallel: false, gpu_memory_utilization: 0.9, max_model_len: 32768, slo_ttft_p99: 2,
-    slo_tpot_p99: 0.06, pools: 2, seed: 1, ...JSON.parse(planner.choices()).efforts.quick,
+    slo_tpot_p99: 0.03, pools: 2, seed: 1, ...JSON.parse(planner.choices()).efforts.quick,
   };
   const plan = await planned(asked);
+  assert.equal(plan.plan.splits, true);
   const [verdict, sizes] = [await text("verdict"), await text("sizes")];
-  assert.ok(verdict.includes(plan.plan.splits ? "Split at" : "Do not split"), verdict);
+  assert.ok(verdict.startsWith(`Split at ${plan.plan.thresholds.map(shown).join(" and ")}: `), verdict);
   assert.ok(verdict.includes(` ${shown(plan.plan.gpus)} GPU`), verdict);
   const rows = new Map(sizes.split("\n").map((row) => row.split("\t")).map(([name, ...cells]) => [name, cells]));
   const { homogeneous, tuned_homogeneous: tuned, oracle } = plan.baselines;
@@ -108,7 +110,7 @@ try {
     assert.equal(rows.get(name).at(-1), Math.round(one.usd_per_year).toLocaleString("en"), name);
   }
   const marks = await evaluate("[...document.querySelectorAll('#shape svg text:not(.faint)')].map((text) => text.textContent)");
-  assert.deepEqual(marks, plan.plan.splits ? plan.plan.thresholds.map((t) => `threshold ${shown(t)}`) : []);
+  assert.deepEqual(marks, plan.plan.thresholds.map((t) => `threshold ${shown(t)}`));
   await fits("plan");
   await browser.page("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: "dark" }] });
   await fits("dark");
