@@ -10,11 +10,13 @@
 //!   their times come out.
 //! - [`fields`]: documents' fields, with errors that name what is allowed.
 //! - [`histogram`]: many numbers in little memory.
+//! - [`hardware`]: replicas on a real GPU with a model on it.
 //! - [`kernels`]: times of single GPU kernels, from a sweep or a data sheet.
 //! - [`fleet`]: gateways with the core's own gate in front of pools of replicas.
 //! - [`plan`]: how many GPUs a load needs, in one pool and in several.
 //! - [`policy`]: other rules than the gate's, to compare it with.
 //! - [`report`]: pages, plots and files of numbers, as text.
+//! - [`setup`]: documents about replicas.
 //! - [`texts`]: real texts of several kinds, and how many tokens they are.
 //! - [`rng`]: the one seeded source of randomness.
 //!
@@ -23,12 +25,14 @@
 pub mod engine;
 pub mod fields;
 pub mod fleet;
+pub mod hardware;
 pub mod histogram;
 pub mod kernels;
 pub mod plan;
 pub mod policy;
 pub mod report;
 pub mod rng;
+pub mod setup;
 pub mod table;
 pub mod texts;
 pub mod validate;

@@ -22,7 +22,6 @@ pub mod commands;
 pub mod demo;
 pub mod engine;
 pub mod files;
-pub mod hardware;
 pub mod interrupt;
 pub mod plan;
 pub mod prior;
@@ -35,4 +34,4 @@ pub mod text;
 pub mod tokenizer;
 pub mod validate;
 
-pub use tidegate_sim::fields;
+pub use tidegate_sim::{fields, hardware};

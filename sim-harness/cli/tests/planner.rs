@@ -110,6 +110,28 @@ fn wasm_gives_the_commands_bytes() {
 }
 
 #[test]
+fn wasm_simulates_as_the_command_does() {
+    let path = root().join("sim-harness/scenarios/two-pools.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut scenario: Value = toml::from_str(&text).unwrap();
+    let Some(wasm) = call("simulate", &scenario) else { return };
+    assert!(wasm.status.success(), "{}", String::from_utf8_lossy(&wasm.stderr));
+    let native = command(&format!("run --json {}", path.display()));
+    assert_eq!([wasm.stdout, b"\n".to_vec()].concat(), native.stdout);
+    // A document inside the document, and a trace's text where there are no files.
+    let config: Value = serde_json::from_str(scenario["config"].as_str().unwrap()).unwrap();
+    scenario["config"] = config;
+    scenario["sources"][1]["lengths"] = json!({"trace": "[[64, 0.5], [128, 0.4]]"});
+    let wrong = call("simulate", &scenario).unwrap();
+    let said = String::from_utf8(wrong.stderr).unwrap();
+    assert!(said.starts_with(": sources[1].lengths.trace: point 1"), "{said}");
+    scenario["sources"][1]["lengths"] = json!({"file": "trace.csv"});
+    let wrong = call("simulate", &scenario).unwrap();
+    let said = String::from_utf8(wrong.stderr).unwrap();
+    assert!(said.contains("trace.csv: found a file; allowed here: its content"), "{said}");
+}
+
+#[test]
 fn wasm_refuses_as_the_command_does() {
     let flags = "--lengths azure --rate 4 --slo-ttft-p99 2 --slo-tpot-p99 0.06";
     for (field, model, gpu, tp) in [

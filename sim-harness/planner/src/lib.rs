@@ -7,6 +7,7 @@
 
 use serde_json::{Value, json};
 use tidegate_sim::fields::Fields;
+use tidegate_sim::fleet::{DocumentError, Fate, Loaded, Watch};
 use tidegate_sim::kernels::{Gpu, MODELS, Precision};
 use tidegate_sim::plan::{
     Ask, Effort, Outcome, POOLS, PlanError, Price, Runner, Source, StepTimes, Trial, UTILIZATION,
@@ -35,15 +36,20 @@ extern "C" {
     fn set_field(this: &Refusal, field: &str);
 }
 
-impl From<PlanError> for Refusal {
-    fn from(error: PlanError) -> Self {
-        let (field, why) = match error {
-            PlanError::Question(field, why) => (field, why),
-            other => ("", other.to_string()),
-        };
-        let refusal = Self::new(&why);
+impl Refusal {
+    fn of(field: &str, why: &str) -> Self {
+        let refusal = Self::new(why);
         refusal.set_field(field);
         refusal
+    }
+}
+
+impl From<PlanError> for Refusal {
+    fn from(error: PlanError) -> Self {
+        match error {
+            PlanError::Question(field, why) => Self::of(field, &why),
+            other => Self::of("", &other.to_string()),
+        }
     }
 }
 
@@ -68,7 +74,7 @@ pub fn choices() -> String {
         "gpus": gpus.collect::<Vec<_>>(),
         "caps": ["ladder", "actual", "none"],
         "precisions": Precision::NAMED.map(|(name, _)| name),
-        "efforts": {"quick": effort(Effort::QUICK), "full": effort(Effort::FULL)},
+        "efforts": {"quick": effort(Effort::quick()), "full": effort(Effort::default())},
         "defaults": {"gpu_memory_utilization": UTILIZATION, "max_model_len": WINDOW,
                      "pools": POOLS},
     })
@@ -141,4 +147,45 @@ pub fn plan(json: &str, progress: &Progress) -> Result<String, Refusal> {
     let mut next = |text: &str| text.clone_into(&mut what.borrow_mut());
     let plan = tidegate_sim::plan::plan(question, &mut runner, &mut next)?;
     Ok(format!("{:#}", plan.json(&prices)))
+}
+
+/// Says how many requests have ended, once in a while.
+struct Heard<'a> {
+    ended: u64,
+    progress: &'a Progress,
+}
+
+impl Watch for Heard<'_> {
+    fn ended(&mut self, _: &Fate) -> bool {
+        self.ended += 1;
+        if self.ended.is_multiple_of(1_000) {
+            self.progress.call(None, "requests ended", self.ended as f64);
+        }
+        true
+    }
+}
+
+/// Simulates a fleet: what `tidegate-sim run --json` prints for the same scenario
+/// as JSON. Files cannot be named: `config` is the document itself, and lengths
+/// of one's own are `{"trace": text}`.
+///
+/// `progress` hears how many requests have ended, each thousand.
+///
+/// # Errors
+///
+/// As those of [`plan`].
+#[wasm_bindgen]
+pub fn simulate(json: &str, progress: &Progress) -> Result<String, Refusal> {
+    let none = |name: &str| Err(format!("{name}: found a file; allowed here: its content"));
+    let loaded = Loaded::parse(&document(json)?, &none).map_err(|error| match error {
+        DocumentError::Field(error) => {
+            Refusal::of(&error.path, &format!("found {}; allowed: {}", error.found, error.allowed))
+        }
+        other => Refusal::of("", &other.to_string()),
+    })?;
+    let mut heard = Heard { ended: 0, progress };
+    let report = tidegate_sim::fleet::watch(&loaded.scenario, loaded.seed, false, &mut heard)
+        .map_err(PlanError::Fleet)?;
+    progress.call(None, "requests ended", heard.ended as f64);
+    Ok(report.json().to_string())
 }

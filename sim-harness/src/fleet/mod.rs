@@ -25,6 +25,7 @@
 
 mod admission;
 mod book;
+mod document;
 mod fault;
 mod gateway;
 mod life;
@@ -42,6 +43,7 @@ mod tests;
 mod texts;
 mod watch;
 
+pub use document::{DocumentError, Files, Loaded};
 pub(crate) use record::length_bucket;
 pub use record::{Follow, Life, Moment, PoolRecord, Record, ReplicaTrace, TextRecord, length_edge};
 pub use report::{Figures, PoolReport, Report, TenantReport};

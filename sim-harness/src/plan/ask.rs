@@ -10,7 +10,7 @@ use crate::kernels::{Architecture, Deployment, Gpu, Precision, find_gpu};
 use crate::workload::{Lengths, NAMED, Trace, parse_trace};
 
 /// What a document may have, by the names of the command's flags.
-const FIELDS: [&str; 22] = [
+const FIELDS: [&str; 23] = [
     "lengths",
     "trace",
     "model",
@@ -32,6 +32,7 @@ const FIELDS: [&str; 22] = [
     "seeds",
     "requests",
     "thresholds",
+    "rates",
     "verify",
 ];
 
@@ -45,8 +46,9 @@ pub const POOLS: u32 = 2;
 impl Effort {
     /// A first answer, for someone who waits: fewer requests and thresholds,
     /// and the answer is not checked at the full rate.
-    pub const QUICK: Self =
-        Self { requests: 5_000, seeds: 3, thresholds: 3, tune: true, verify: false };
+    pub fn quick() -> Self {
+        Self { requests: 5_000, thresholds: 3, verify: false, ..Self::default() }
+    }
 }
 
 /// A question, and what only its answer's figures need.
@@ -108,7 +110,7 @@ impl Ask {
             Some(_) => Price::parse(fields.text("prices")?)
                 .map_err(|error| PlanError::Question("prices", error.to_string()))?,
         };
-        let full = Effort::FULL;
+        let full = Effort::default();
         let question = Question {
             lengths,
             caps: caps.map_err(|_| fields.wrong("caps", "none, actual, ladder"))?,
@@ -131,10 +133,20 @@ impl Ask {
                 thresholds: whole("thresholds", 1..=9, full.thresholds as u64)? as usize,
                 tune: true,
                 verify: fields.switch("verify", full.verify)?,
+                rates: rates(&fields, full.rates)?,
             },
         };
         Ok(Self { question, prices })
     }
+}
+
+/// Rates as factors of the asked one.
+fn rates(fields: &Fields, default: Vec<f64>) -> Result<Vec<f64>, FieldError> {
+    if fields.get("rates").is_none() {
+        return Ok(default);
+    }
+    let all = fields.list("rates")?.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>();
+    all.ok_or_else(|| fields.wrong("rates", "a list of numbers"))
 }
 
 impl Source {
@@ -215,7 +227,7 @@ mod tests {
         assert!(matches!(question.lengths, Source::Drawn(lengths) if lengths == AZURE_2023));
         assert_eq!((question.rate, question.cv, question.utilization), (5.0, 1.0, 0.9));
         assert_eq!((question.window, question.pools, question.seed), (65_536, 2, 1));
-        assert_eq!((question.effort, prices.len()), (Effort::FULL, 0));
+        assert_eq!((question.effort, prices.len()), (Effort::default(), 0));
         assert_eq!(question.deployment.tp, 1);
     }
 
@@ -232,6 +244,7 @@ mod tests {
             ("rate", Value::Null, "rate: found null; allowed: a number"),
             ("kv", json!("fp4"), "kv: found \"fp4\"; allowed: bf16, fp8, fp8_block"),
             ("caps", json!("some"), "caps: found \"some\"; allowed: none, actual, ladder"),
+            ("rates", json!([1, "x"]), "rates: found [1,\"x\"]; allowed: a list of numbers"),
             ("seeds", json!(0), "seeds: found 0; allowed: a whole number, 1 to 20"),
             ("verify", json!(1), "verify: found 1; allowed: true or false"),
             ("prices", json!("x"), "prices: line 1: found \"x\""),

@@ -51,8 +51,8 @@ pub use self::fault::{FAULTS, Fault};
 use self::http::Service;
 pub use self::http::{OUTPUT_TOKENS_HEADER, POOL_HEADER, STATUS_HEADER};
 pub use self::offline::{Offline, Refused, simulate};
+pub(crate) use self::pools::SPEEDS;
 pub use self::pools::{POOLS_EXAMPLE, Pool, PoolsError, parse_pools};
-pub(crate) use self::pools::{SPEEDS, parse_engine, parse_timing};
 use self::replica::Replica;
 use crate::text::Words;
 

@@ -1,7 +1,7 @@
 //! What replicas run on: figures, or a real GPU with a model on it.
 
-use tidegate_sim::engine::{Config, Linear, StepTime};
-use tidegate_sim::kernels::{
+use crate::engine::{Config, Linear, StepTime};
+use crate::kernels::{
     Architecture, Asked, Deployment, Execution, Gpu, HostTime, Memory, Precision, Pricing,
     Profiles, find_gpu, shipped,
 };
