@@ -77,11 +77,12 @@ fn wasm_gives_the_commands_bytes() {
     let mut checked = document();
     (checked["lengths"], checked["pools"]) = ("lmsys".into(), 1.into());
     // And splits of a trace of lengths far apart, without.
-    let mut trace = String::from("TIMESTAMP,ContextTokens,GeneratedTokens\n");
-    for nth in 0..60 {
+    let lines = (0..60).map(|nth| {
         let input = if nth % 7 == 0 { 9_000 + nth } else { 100 + 7 * nth };
-        trace += &format!("2023-11-16 18:00:{nth:02},{input},{}\n", 20 + nth);
-    }
+        format!("2023-11-16 18:00:{nth:02},{input},{}", 20 + nth)
+    });
+    let header = "TIMESTAMP,ContextTokens,GeneratedTokens".to_owned();
+    let trace = std::iter::once(header).chain(lines).collect::<Vec<_>>().join("\n");
     let path = std::env::temp_dir().join(format!("tidegate-planner-{}.csv", std::process::id()));
     std::fs::write(&path, &trace).unwrap();
     let mut own = document();
