@@ -222,7 +222,7 @@ fn a_plans_page_has_its_numbers() {
     for (name, value) in [
         ("homogeneous", &report["baselines"]["homogeneous"]),
         ("tuned", &report["baselines"]["tuned_homogeneous"]),
-        ("two pools", &report["two_pools"]),
+        ("two pools", &report["splits"][0]),
         ("oracle", &report["baselines"]["oracle"]),
     ] {
         let row = fleets.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("{name}"));

@@ -147,14 +147,14 @@ function alternatives(plan) {
   const same = (one) => plan.plan.splits && one && one.thresholds?.join() === plan.plan.thresholds.join();
   return [
     ["homogeneous", homogeneous], ["tuned", tuned, !plan.plan.splits],
-    ["two pools", plan.two_pools, same(plan.two_pools)], ["three pools", plan.three_pools, same(plan.three_pools)],
+    ...plan.splits.map((one, nth) => [["two", "three", "four"][nth] + " pools", one, same(one)]),
     ["oracle", oracle],
   ].filter(([, one]) => one).map(([name, one, answer]) => ({ name, one, answer: Boolean(answer) }));
 }
 
 const gpus = (n) => `${whole(n)} ${n === 1 ? "GPU" : "GPUs"}`;
 
-function verdict({ plan, savings, two_pools: two }) {
+function verdict({ plan, savings, splits: [two] }) {
   if (plan.gpus === null) return "No fleet of these kinds holds the promise.";
   if (plan.splits) {
     return `Split at ${plan.thresholds.map(whole).join(" and ")}: ${gpus(plan.gpus)}, ` +
@@ -176,14 +176,19 @@ function remarks(plan) {
   const rate = scale.share < 1 ? `${percent(scale.share)} of the rate, and scaled up` : "the rate itself";
   all.push(`Simulated at ${rate}: ${whole(scale.window_s)} s after ${whole(scale.warm_up_s)} s of warm-up,
     ${whole(scale.runs)} simulations, ${whole(scale.requests)} requests.`);
-  if (verified) {
-    all.push(`At the full rate, ${whole(verified.requests)} requests with each seed: ${verified.holds ? "holds" : "DOES NOT HOLD"},
-      ${verified.replicas_added} replicas added.`);
-  } else {
+  for (const one of verified) {
+    all.push(`At the full rate, ${whole(one.requests)} requests with each seed, ${one.name}:
+      ${one.holds ? "holds" : "DOES NOT HOLD"}, ${one.replicas_added} replicas added.`);
+  }
+  if (!verified.length) {
     all.push("Not checked at the full rate: full effort does that.");
   }
   for (const one of plan.sensitivity) {
     all.push(`At ${whole(one.rate)} requests a second: ${orNot(one.plan, whole)} GPUs
+      (homogeneous ${orNot(one.homogeneous, whole)}, tuned ${orNot(one.tuned_homogeneous, whole)}).`);
+  }
+  for (const one of plan.drift) {
+    all.push(`With ${one.what}: ${orNot(one.plan, whole)} GPUs
       (homogeneous ${orNot(one.homogeneous, whole)}, tuned ${orNot(one.tuned_homogeneous, whole)}).`);
   }
   for (const { name, one } of alternatives(plan)) if (one.why) all.push(`${name}: ${one.why}.`);

@@ -184,7 +184,7 @@ pub fn simulate(json: &str, progress: &Progress) -> Result<String, Refusal> {
         other => Refusal::of("", &other.to_string()),
     })?;
     let mut heard = Heard { ended: 0, progress };
-    let report = tidegate_sim::fleet::watch(&loaded.scenario, loaded.seed, false, &mut heard)
+    let report = tidegate_sim::fleet::watch(&loaded.scenario, loaded.seed, &mut heard)
         .map_err(PlanError::Fleet)?;
     progress.call(None, "requests ended", heard.ended as f64);
     Ok(report.json().to_string())

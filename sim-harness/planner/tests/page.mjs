@@ -103,7 +103,7 @@ try {
   assert.ok(verdict.includes(` ${shown(plan.plan.gpus)} GPU`), verdict);
   const rows = new Map(sizes.split("\n").map((row) => row.split("\t")).map(([name, ...cells]) => [name, cells]));
   const { homogeneous, tuned_homogeneous: tuned, oracle } = plan.baselines;
-  for (const [name, one] of [["homogeneous", homogeneous], ["tuned", tuned], ["two pools", plan.two_pools], ["oracle", oracle]]) {
+  for (const [name, one] of [["homogeneous", homogeneous], ["tuned", tuned], ["two pools", plan.splits[0]], ["oracle", oracle]]) {
     if (!one) { assert.equal(rows.has(name), false); continue; }
     const [low, high] = one.gpus_by_seed;
     assert.deepEqual(rows.get(name).slice(0, 2), [shown(one.gpus), `${shown(low)} to ${shown(high)}`], name);

@@ -1,12 +1,12 @@
-//! How a plan is made: formulas, then searches, then checks.
+//! How a plan is made: formulas, then searches, then the checks of `check.rs`.
 
 use std::sync::Arc;
 
 use super::analytic::{Guess, STEP, Sample, guess, table_slots};
-use super::answer::{Alternative, AtRate, Candidate, Drifted, Plan, Sized, Verified};
+use super::answer::{Alternative, Candidate, Plan, Sized};
 use super::question::{PlanError, Question, Shape};
-use super::search::{Drift, Found, Never, Scale, Search, Searcher, World, missed};
-use super::trial::{Layout, Outcome, Runner, StepTimes, Trial};
+use super::search::{Drift, Found, Never, Scale, Search, Searcher, Tried, World};
+use super::trial::{Layout, Runner, StepTimes};
 
 /// Settings that are tried: `max_num_seqs` and `max_num_batched_tokens`.
 const SEATS: [u32; 5] = [16, 32, 64, 128, 256];
@@ -17,7 +17,7 @@ const BATCHED_DEFAULT: u32 = 8_192;
 
 /// How near a count comes to the smallest: while candidates are compared, and
 /// in the end.
-const COARSE: f64 = 0.03;
+pub(super) const COARSE: f64 = 0.03;
 const FINE: f64 = 0.01;
 /// Candidates whose pools' settings are searched.
 const TUNED: usize = 3;
@@ -51,18 +51,18 @@ pub fn plan(
     Maker { question, sample, steps, scale, searcher, worlds, single, ample, progress }.make()
 }
 
-struct Maker<'a> {
-    question: Arc<Question>,
+pub(super) struct Maker<'a> {
+    pub(super) question: Arc<Question>,
     sample: Sample,
     steps: StepTimes,
-    scale: Scale,
-    searcher: Searcher<'a>,
+    pub(super) scale: Scale,
+    pub(super) searcher: Searcher<'a>,
     /// One for each seed.
     worlds: Vec<World>,
     /// One pool with vLLM's own settings, and more replicas of it than needed.
-    single: Layout,
-    ample: u32,
-    progress: &'a mut dyn FnMut(&str),
+    pub(super) single: Layout,
+    pub(super) ample: u32,
+    pub(super) progress: &'a mut dyn FnMut(&str),
 }
 
 /// A layout, and counts near its smallest, at the scale; or why there are none.
@@ -225,9 +225,9 @@ impl Maker<'_> {
             for (pool, shape) in best.shapes.iter_mut().enumerate() {
                 let own = (shape.seats, shape.batched);
                 // Of equals the setting that there was.
-                let order = |(setting, of): &(&(u32, u32), &Vec<Option<(u64, u64)>>)| {
+                let order = |(setting, of): &(&(u32, u32), &Tried)| {
                     let missed = of.get(pool).copied().flatten();
-                    let missed = missed.map_or(u64::MAX, |(late, slow)| late.max(slow));
+                    let missed = missed.map_or(u64::MAX, |missed| missed.late.max(missed.slow));
                     (missed, **setting != own)
                 };
                 if let Some((&(seats, batched), _)) = settings.iter().zip(of).min_by_key(order) {
@@ -240,15 +240,15 @@ impl Maker<'_> {
         let found = self.searcher.all(&better)?;
         let mut found = better.into_iter().zip(found);
         // What misses least a little below is not always what needs least.
-        let pick = |one: Rough| match one.counts {
-            Err(_) => one,
-            Ok(_) => {
-                let better = found.next().map(|(search, found)| Rough {
-                    layout: search.layout,
-                    counts: found.map(|found| found.replicas),
-                });
-                better.filter(|better| better.sum() <= one.sum()).unwrap_or(one)
+        let pick = |one: Rough| {
+            if one.counts.is_err() {
+                return one;
             }
+            let better = found.next().map(|(search, found)| Rough {
+                layout: search.layout,
+                counts: found.map(|found| found.replicas),
+            });
+            better.filter(|better| better.sum() <= one.sum()).unwrap_or(one)
         };
         Ok(all.into_iter().map(pick).collect())
     }
@@ -357,12 +357,12 @@ impl Maker<'_> {
     }
 
     /// GPUs of replicas at the scale.
-    fn gpus(&self, counts: &[u32]) -> u32 {
+    pub(super) fn gpus(&self, counts: &[u32]) -> u32 {
         self.full(counts).iter().sum::<u32>() * self.each()
     }
 
     /// GPUs of a replica.
-    fn each(&self) -> u32 {
+    pub(super) fn each(&self) -> u32 {
         self.question.deployment.tp * self.question.deployment.dp
     }
 
@@ -418,162 +418,6 @@ impl Maker<'_> {
         };
         size.shows(&outcome, measured);
         size
-    }
-
-    /// The load at the full rate, in a window that costs as much.
-    fn whole(&self) -> Scale {
-        let window =
-            self.scale.window.min(self.scale.window * self.scale.rate / self.question.rate);
-        Scale { rate: self.question.rate, window: window.max(5.0), ..self.scale }
-    }
-
-    /// Runs all alternatives at the full rate with all seeds, whole fleets behind
-    /// the gate. Where one fails, a hundredth is added to each pool, a few times.
-    fn verify(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
-        (self.progress)("all of them at the full rate");
-        let scale = self.whole();
-        let measured = scale.requests().measured;
-        let seeds: Vec<u64> = (0..self.question.effort.seeds)
-            .map(|nth| self.question.seed.wrapping_add(nth))
-            .collect();
-        let each = self.each();
-        // Of the requests of all seeds together: what one seed misses is chance.
-        let fine = |outcomes: &[Outcome]| {
-            let all = outcomes.iter().map(missed);
-            let (late, slow) = all.fold((0, 0), |(late, slow), one| (late + one.0, slow + one.1));
-            late.max(slow) <= outcomes.len() as u64 * measured / 100
-        };
-        let mut all = plan.alternatives_mut();
-        let mut open: Vec<usize> = (0..all.len()).collect();
-        let mut verified = vec![Verified { requests: measured, ..Verified::default() }; all.len()];
-        for attempt in 0..5 {
-            let mut trials: Vec<Trial> = Vec::new();
-            open.retain(|nth| all.get(*nth).is_some_and(|(_, one)| one.size.is_ok()));
-            for nth in &open {
-                let Some((_, Alternative { layout, size: Ok(size), .. })) = all.get(*nth) else {
-                    continue;
-                };
-                let of = (scale.rate, scale.requests());
-                let trial =
-                    |seed: &u64| Trial::fleet(&self.question, layout, of, *seed, &size.replicas);
-                trials.extend(seeds.iter().map(trial));
-            }
-            if trials.is_empty() {
-                break;
-            }
-            let outcomes = self.searcher.run(&trials)?;
-            let mut left = Vec::new();
-            for (nth, outcomes) in open.iter().zip(outcomes.chunks(seeds.len())) {
-                let (Some((name, one)), Some(verified)) =
-                    (all.get_mut(*nth), verified.get_mut(*nth))
-                else {
-                    continue;
-                };
-                let Ok(size) = &mut one.size else { continue };
-                verified.name = name;
-                verified.holds = fine(outcomes);
-                let figures = |(seed, outcome): (&u64, &Outcome)| {
-                    let ttft = outcome.p99(|tally| &tally.ttft, measured);
-                    (*seed, ttft, outcome.p99(|tally| &tally.tpot, measured))
-                };
-                verified.seeds = seeds.iter().zip(outcomes).map(figures).collect();
-                if let Some(outcome) = outcomes.first() {
-                    size.shows(outcome, measured);
-                }
-                if !verified.holds && attempt < 4 {
-                    for count in &mut size.replicas {
-                        let more = count.div_ceil(100);
-                        (*count, verified.added) = (*count + more, verified.added + more);
-                    }
-                    size.gpus = size.replicas.iter().sum::<u32>() * each;
-                    left.push(*nth);
-                }
-            }
-            open = left;
-        }
-        plan.verified = verified.into_iter().filter(|one| !one.seeds.is_empty()).collect();
-        Ok(())
-    }
-
-    /// Searches of these in other worlds, coarsely; GPUs of each world's, in order.
-    fn elsewhere(
-        &mut self,
-        plan: &Plan,
-        worlds: &[(World, f64)],
-    ) -> Result<Vec<[Option<u32>; 3]>, PlanError> {
-        let all = [&plan.homogeneous, &plan.tuned, plan.answer()];
-        let small = self.scale.rate / self.question.rate;
-        let mut searches = Vec::new();
-        for (world, times) in worlds {
-            for one in all {
-                let Ok(size) = &one.size else { continue };
-                let near = size.replicas.iter().map(|n| (f64::from(*n) * small * times).ceil());
-                let guess = near.map(|count| (count as u32).max(1)).collect();
-                let layout = one.layout.clone();
-                searches.push(Search { layout, world: *world, guess, tolerance: COARSE });
-            }
-        }
-        let present = all.map(|one| one.size.is_ok());
-        let mut found = self.searcher.all(&searches)?.into_iter();
-        let gpus = |_| {
-            present.map(|present| {
-                let found = present.then(|| found.next())??;
-                found.ok().map(|found| self.gpus(&found.replicas))
-            })
-        };
-        Ok(worlds.iter().map(gpus).collect())
-    }
-
-    /// The answer and the single pools at other rates, one seed, coarsely.
-    fn sensitivity(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
-        (self.progress)("at other rates");
-        let factors = self.question.effort.rates.clone();
-        let seed = self.question.seed;
-        let of = |factor: &f64| (self.scale.times(*factor), seed, Drift::NONE);
-        let of: Vec<_> = factors.iter().map(of).collect();
-        let ample = factors.first().map_or(1.0, |first| f64::from(self.ample) * first);
-        let single = self.single.clone();
-        let worlds = self.searcher.worlds(&of, &single, ample.ceil() as u32)?;
-        let worlds: Vec<(World, f64)> = worlds.into_iter().zip(factors).collect();
-        let gpus = self.elsewhere(plan, &worlds)?;
-        plan.sensitivity = worlds
-            .into_iter()
-            .zip(gpus)
-            .map(|((_, factor), [homogeneous, tuned, plan])| AtRate {
-                factor,
-                plan,
-                homogeneous,
-                tuned,
-            })
-            .collect();
-        Ok(())
-    }
-
-    /// The same thresholds when lengths have moved, one seed, coarsely.
-    fn drift(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
-        (self.progress)("with other lengths");
-        const DRIFTS: [(&str, Drift); 3] = [
-            ("prompts a quarter longer", Drift { prompt: 1.25, output: 1.0 }),
-            ("answers a quarter longer", Drift { prompt: 1.0, output: 1.25 }),
-            ("both a quarter shorter", Drift { prompt: 0.75, output: 0.75 }),
-        ];
-        let of: Vec<_> =
-            DRIFTS.iter().map(|(_, drift)| (self.scale, self.question.seed, *drift)).collect();
-        let (single, ample) = (self.single.clone(), self.ample);
-        let worlds = self.searcher.worlds(&of, &single, ample * 5 / 4)?;
-        let worlds: Vec<(World, f64)> = worlds.into_iter().map(|world| (world, 1.0)).collect();
-        let gpus = self.elsewhere(plan, &worlds)?;
-        plan.drift = DRIFTS
-            .iter()
-            .zip(gpus)
-            .map(|((what, _), [homogeneous, tuned, plan])| Drifted {
-                what,
-                plan,
-                homogeneous,
-                tuned,
-            })
-            .collect();
-        Ok(())
     }
 }
 

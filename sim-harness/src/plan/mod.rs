@@ -13,6 +13,7 @@
 mod analytic;
 mod answer;
 mod ask;
+mod check;
 mod curve;
 mod emit;
 mod load;

@@ -116,6 +116,9 @@ pub(super) struct Found {
 #[derive(Clone, Debug)]
 pub(super) struct Never(pub(super) String);
 
+/// What each pool of a layout missed; nothing where a run was ended early.
+pub(super) type Tried = Vec<Option<Missed>>;
+
 /// A search for one layout in one world.
 pub(super) struct Search {
     pub(super) layout: Layout,
@@ -216,7 +219,7 @@ impl<'a> Searcher<'a> {
         Budget { all: measured / 100, own: OWN }
     }
 
-    fn keys(&self, layout: &Layout, world: World) -> Vec<Key> {
+    fn keys(layout: &Layout, world: World) -> Vec<Key> {
         let key = |(nth, shape): (usize, &Shape)| Key {
             world,
             // All requests are all requests, whoever shares them out.
@@ -287,19 +290,20 @@ impl<'a> Searcher<'a> {
     pub(super) fn try_all(
         &mut self,
         all: &[(Layout, World, Vec<u32>)],
-    ) -> Result<Vec<Vec<Option<(u64, u64)>>>, PlanError> {
+    ) -> Result<Vec<Tried>, PlanError> {
         let mut wanted = Vec::new();
         for (layout, world, counts) in all {
-            let keys = self.keys(layout, *world).into_iter().zip(&layout.shapes).zip(counts);
+            let keys = Self::keys(layout, *world).into_iter().zip(&layout.shapes).zip(counts);
             wanted.extend(keys.map(|((key, shape), count)| (key, *shape, *count, self.most(key))));
         }
         self.pools(wanted)?;
         let of = |(layout, world, counts): &(Layout, World, Vec<u32>)| {
-            let keys = self.keys(layout, *world).into_iter().zip(counts);
+            let keys = Self::keys(layout, *world).into_iter().zip(counts);
             // One that was ended early missed more than was seen.
             let of = |(key, count): (Key, &u32)| {
                 let outcome = self.known.get(&key)?.outcomes.get(count)?;
-                Some(missed(outcome))
+                let (late, slow) = missed(outcome);
+                Some(Missed { late, slow })
             };
             keys.map(of).collect()
         };
@@ -322,7 +326,7 @@ impl<'a> Searcher<'a> {
                 match self.next(search, progress) {
                     Next::Done(counts) => *done = Some(counts),
                     Next::Run(counts) => {
-                        let keys = self.keys(&search.layout, search.world).into_iter();
+                        let keys = Self::keys(&search.layout, search.world).into_iter();
                         let all = keys.zip(&search.layout.shapes).zip(counts);
                         wanted.extend(
                             all.map(|((key, shape), count)| (key, *shape, count, self.most(key))),
@@ -346,7 +350,7 @@ impl<'a> Searcher<'a> {
 
     fn next(&self, search: &Search, progress: &mut Progress) -> Next {
         let none = Curve::default();
-        let keys = self.keys(&search.layout, search.world);
+        let keys = Self::keys(&search.layout, search.world);
         let curves: Vec<&Curve> = keys
             .iter()
             .map(|key| self.known.get(key).map_or(&none, |known| &known.curve))
@@ -401,9 +405,8 @@ impl<'a> Searcher<'a> {
 
     /// What the pools do together, as far as it was seen whole.
     fn outcome(&self, layout: &Layout, world: World, counts: &[u32]) -> Outcome {
-        let mut all = Outcome::default();
-        all.whole = true;
-        for (key, count) in self.keys(layout, world).into_iter().zip(counts) {
+        let mut all = Outcome { whole: true, ..Outcome::default() };
+        for (key, count) in Self::keys(layout, world).into_iter().zip(counts) {
             let known = self.known.get(&key);
             let of = known.and_then(|known| known.outcomes.get(count));
             let nobody = known.is_some_and(|known| known.curve.is_empty());

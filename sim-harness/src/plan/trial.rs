@@ -45,11 +45,12 @@ impl Layout {
     pub fn document(&self) -> Value {
         let pools = self.shapes.iter().zip(names(self.shapes.len()));
         let pool = |(shape, name): (&Shape, &&str)| {
-            let mut pool = json!({"name": name, "cluster": name, "max_model_len": shape.window});
-            if shape.threshold < shape.window {
-                pool["threshold"] = shape.threshold.into();
+            let (window, threshold) = (shape.window, shape.threshold);
+            if threshold < window {
+                json!({"name": name, "cluster": name, "max_model_len": window, "threshold": threshold})
+            } else {
+                json!({"name": name, "cluster": name, "max_model_len": window})
             }
-            pool
         };
         let pools: Vec<Value> = pools.map(pool).collect();
         json!({

@@ -1,0 +1,167 @@
+//! What a plan is put to once it is made: the full rate, other rates, other
+//! lengths.
+
+use super::answer::{Alternative, AtRate, Drifted, Plan, Verified};
+use super::make::{COARSE, Maker};
+use super::question::PlanError;
+use super::search::{Drift, Scale, Search, World, missed};
+use super::trial::{Outcome, Trial};
+
+const DRIFTS: [(&str, Drift); 3] = [
+    ("prompts a quarter longer", Drift { prompt: 1.25, output: 1.0 }),
+    ("answers a quarter longer", Drift { prompt: 1.0, output: 1.25 }),
+    ("both a quarter shorter", Drift { prompt: 0.75, output: 0.75 }),
+];
+
+impl Maker<'_> {
+    /// The load at the full rate, in a window that costs as much.
+    fn whole(&self) -> Scale {
+        let window =
+            self.scale.window.min(self.scale.window * self.scale.rate / self.question.rate);
+        Scale { rate: self.question.rate, window: window.max(5.0), ..self.scale }
+    }
+
+    /// Runs all alternatives at the full rate with all seeds, whole fleets behind
+    /// the gate. Where one fails, a hundredth is added to each pool, a few times.
+    pub(super) fn verify(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
+        (self.progress)("all of them at the full rate");
+        let scale = self.whole();
+        let measured = scale.requests().measured;
+        let seeds: Vec<u64> = (0..self.question.effort.seeds)
+            .map(|nth| self.question.seed.wrapping_add(nth))
+            .collect();
+        let each = self.each();
+        // Of the requests of all seeds together: what one seed misses is chance.
+        let fine = |outcomes: &[Outcome]| {
+            let all = outcomes.iter().map(missed);
+            let (late, slow) = all.fold((0, 0), |(late, slow), one| (late + one.0, slow + one.1));
+            late.max(slow) <= outcomes.len() as u64 * measured / 100
+        };
+        let mut all = plan.alternatives_mut();
+        let mut open: Vec<usize> = (0..all.len()).collect();
+        let mut verified = vec![Verified { requests: measured, ..Verified::default() }; all.len()];
+        for attempt in 0..5 {
+            let mut trials: Vec<Trial> = Vec::new();
+            open.retain(|nth| all.get(*nth).is_some_and(|(_, one)| one.size.is_ok()));
+            for nth in &open {
+                let Some((_, Alternative { layout, size: Ok(size), .. })) = all.get(*nth) else {
+                    continue;
+                };
+                let of = (scale.rate, scale.requests());
+                let trial =
+                    |seed: &u64| Trial::fleet(&self.question, layout, of, *seed, &size.replicas);
+                trials.extend(seeds.iter().map(trial));
+            }
+            if trials.is_empty() {
+                break;
+            }
+            let outcomes = self.searcher.run(&trials)?;
+            let mut left = Vec::new();
+            for (nth, outcomes) in open.iter().zip(outcomes.chunks(seeds.len())) {
+                let (Some((name, one)), Some(verified)) =
+                    (all.get_mut(*nth), verified.get_mut(*nth))
+                else {
+                    continue;
+                };
+                let Ok(size) = &mut one.size else { continue };
+                verified.name = name;
+                verified.holds = fine(outcomes);
+                let figures = |(seed, outcome): (&u64, &Outcome)| {
+                    let ttft = outcome.p99(|tally| &tally.ttft, measured);
+                    (*seed, ttft, outcome.p99(|tally| &tally.tpot, measured))
+                };
+                verified.seeds = seeds.iter().zip(outcomes).map(figures).collect();
+                if let Some(outcome) = outcomes.first() {
+                    size.shows(outcome, measured);
+                }
+                if !verified.holds && attempt < 4 {
+                    for count in &mut size.replicas {
+                        let more = count.div_ceil(100);
+                        (*count, verified.added) = (*count + more, verified.added + more);
+                    }
+                    size.gpus = size.replicas.iter().sum::<u32>() * each;
+                    left.push(*nth);
+                }
+            }
+            open = left;
+        }
+        plan.verified = verified.into_iter().filter(|one| !one.seeds.is_empty()).collect();
+        Ok(())
+    }
+
+    /// Searches of these in other worlds, coarsely; GPUs of each world's, in order.
+    fn elsewhere(
+        &mut self,
+        plan: &Plan,
+        worlds: &[(World, f64)],
+    ) -> Result<Vec<[Option<u32>; 3]>, PlanError> {
+        let all = [&plan.homogeneous, &plan.tuned, plan.answer()];
+        let small = self.scale.rate / self.question.rate;
+        let mut searches = Vec::new();
+        for (world, times) in worlds {
+            for one in all {
+                let Ok(size) = &one.size else { continue };
+                let near = size.replicas.iter().map(|n| (f64::from(*n) * small * times).ceil());
+                let guess = near.map(|count| (count as u32).max(1)).collect();
+                let layout = one.layout.clone();
+                searches.push(Search { layout, world: *world, guess, tolerance: COARSE });
+            }
+        }
+        let present = all.map(|one| one.size.is_ok());
+        let mut found = self.searcher.all(&searches)?.into_iter();
+        let gpus = |_| {
+            present.map(|present| {
+                let found = present.then(|| found.next())??;
+                found.ok().map(|found| self.gpus(&found.replicas))
+            })
+        };
+        Ok(worlds.iter().map(gpus).collect())
+    }
+
+    /// The answer and the single pools at other rates, one seed, coarsely.
+    pub(super) fn sensitivity(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
+        (self.progress)("at other rates");
+        let factors = self.question.effort.rates.clone();
+        let seed = self.question.seed;
+        let of = |factor: &f64| (self.scale.times(*factor), seed, Drift::NONE);
+        let of: Vec<_> = factors.iter().map(of).collect();
+        let ample = factors.first().map_or(1.0, |first| f64::from(self.ample) * first);
+        let single = self.single.clone();
+        let worlds = self.searcher.worlds(&of, &single, ample.ceil() as u32)?;
+        let worlds: Vec<(World, f64)> = worlds.into_iter().zip(factors).collect();
+        let gpus = self.elsewhere(plan, &worlds)?;
+        plan.sensitivity = worlds
+            .into_iter()
+            .zip(gpus)
+            .map(|((_, factor), [homogeneous, tuned, plan])| AtRate {
+                factor,
+                plan,
+                homogeneous,
+                tuned,
+            })
+            .collect();
+        Ok(())
+    }
+
+    /// The same thresholds when lengths have moved, one seed, coarsely.
+    pub(super) fn drift(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
+        (self.progress)("with other lengths");
+        let of: Vec<_> =
+            DRIFTS.iter().map(|(_, drift)| (self.scale, self.question.seed, *drift)).collect();
+        let (single, ample) = (self.single.clone(), self.ample);
+        let worlds = self.searcher.worlds(&of, &single, ample * 5 / 4)?;
+        let worlds: Vec<(World, f64)> = worlds.into_iter().map(|world| (world, 1.0)).collect();
+        let gpus = self.elsewhere(plan, &worlds)?;
+        plan.drift = DRIFTS
+            .iter()
+            .zip(gpus)
+            .map(|((what, _), [homogeneous, tuned, plan])| Drifted {
+                what,
+                plan,
+                homogeneous,
+                tuned,
+            })
+            .collect();
+        Ok(())
+    }
+}
