@@ -6,6 +6,7 @@
 //! - [`calibrate`]: scores of the estimators on known token counts.
 //! - [`demo`]: pools, a real Envoy and load, all on this machine.
 //! - [`plan`]: the planner's simulations on threads.
+//! - [`savings`]: plans for all kinds of loads, as one page.
 //! - [`scenario`]: files that say what fleet to simulate.
 //! - [`text`]: real text of an exact token length.
 //! - [`tokenizer`]: published vocabularies, embedded.
@@ -27,6 +28,7 @@ pub mod plan;
 pub mod prior;
 pub mod progress;
 pub mod replay;
+pub mod savings;
 pub mod scenario;
 pub mod serve;
 pub mod stats;

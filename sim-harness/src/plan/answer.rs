@@ -146,8 +146,7 @@ pub struct Plan {
     pub candidates: Vec<Candidate>,
     /// The answer splits.
     pub splits: bool,
-    /// All of them but the oracle at the full rate; nothing where it was not asked
-    /// for.
+    /// All of them at the full rate; nothing where it was not asked for.
     pub verified: Vec<Verified>,
     /// The answer at other rates.
     pub sensitivity: Vec<AtRate>,
@@ -174,10 +173,11 @@ impl Plan {
         all
     }
 
-    /// The same to change, without the oracle.
+    /// The same to change.
     pub(super) fn alternatives_mut(&mut self) -> Vec<(&'static str, &mut Alternative)> {
         let mut all = vec![("homogeneous", &mut self.homogeneous), ("tuned", &mut self.tuned)];
         all.extend(self.pools.iter_mut().map(|one| (split_name(one), one)));
+        all.extend(self.oracle.as_mut().map(|one| ("oracle", one)));
         all
     }
 

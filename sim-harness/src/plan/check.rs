@@ -1,11 +1,14 @@
 //! What a plan is put to once it is made: the full rate, other rates, other
 //! lengths.
 
+use std::sync::Arc;
+
 use super::answer::{Alternative, AtRate, Drifted, Plan, Verified};
 use super::make::{COARSE, Maker};
 use super::question::PlanError;
+use super::requests::rows;
 use super::search::{Drift, Scale, Search, World, missed};
-use super::trial::{Outcome, Trial};
+use super::trial::{Outcome, Runner, Trial};
 
 const DRIFTS: [(&str, Drift); 3] = [
     ("prompts a quarter longer", Drift { prompt: 1.25, output: 1.0 }),
@@ -31,6 +34,9 @@ impl Maker<'_> {
             .map(|nth| self.question.seed.wrapping_add(nth))
             .collect();
         let each = self.each();
+        let of = scale.requests();
+        let rows: Vec<_> =
+            seeds.iter().map(|seed| rows(&self.question, scale.rate, of, *seed)).collect();
         // Of the requests of all seeds together: what one seed misses is chance.
         let fine = |outcomes: &[Outcome]| {
             let all = outcomes.iter().map(missed);
@@ -47,10 +53,10 @@ impl Maker<'_> {
                 let Some((_, Alternative { layout, size: Ok(size), .. })) = all.get(*nth) else {
                     continue;
                 };
-                let of = (scale.rate, scale.requests());
-                let trial =
-                    |seed: &u64| Trial::fleet(&self.question, layout, of, *seed, &size.replicas);
-                trials.extend(seeds.iter().map(trial));
+                let trial = |(seed, rows)| {
+                    Trial::fleet(&self.question, layout, (rows, of), seed, &size.replicas)
+                };
+                trials.extend(seeds.iter().copied().zip(&rows).map(trial));
             }
             if trials.is_empty() {
                 break;
@@ -164,4 +170,90 @@ impl Maker<'_> {
             .collect();
         Ok(())
     }
+}
+
+/// What one fleet of a plan does at some rate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// Which one, as in [`Plan::alternatives`].
+    pub name: &'static str,
+    /// Replicas of each pool: the plan's, in proportion to the rate, rounded up.
+    pub replicas: Vec<u32>,
+    /// GPUs of all of them.
+    pub gpus: u32,
+    /// Requests that counted, of all seeds.
+    pub requests: u64,
+    /// Share of them whose first token came after the promise, refused and cut
+    /// short ones among them.
+    pub late: f64,
+    /// Share of them that were slower than the promise, the same among them.
+    pub slow: f64,
+    /// 99th percentiles in seconds, with the first seed; nothing where so many
+    /// were never answered.
+    pub ttft_p99: Option<f64>,
+    /// The same.
+    pub tpot_p99: Option<f64>,
+    /// Share of the requests that were refused for their length.
+    pub lost: f64,
+    /// Share whose answer the window cut short.
+    pub truncated: f64,
+    /// Times that a request made room for others, for each request.
+    pub preemptions: f64,
+}
+
+/// How a plan is checked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Check {
+    /// Requests a second.
+    pub rate: f64,
+    /// Seconds of requests that count.
+    pub seconds: f64,
+    /// So many runs.
+    pub seeds: u64,
+    /// All fleets; else the tuned single pool and the best split alone.
+    pub all: bool,
+}
+
+/// Runs fleets of a plan, whole and behind the gate.
+pub fn held(plan: &Plan, check: &Check, runner: &mut dyn Runner) -> Result<Vec<Held>, PlanError> {
+    let question = Arc::new(plan.question.clone());
+    let Check { rate, seconds, seeds, .. } = *check;
+    let counts = Scale { rate, window: seconds, ..plan.scale }.requests();
+    let seed = |nth| question.seed.wrapping_add(nth);
+    let rows: Vec<_> = (0..seeds).map(|nth| rows(&question, rate, counts, seed(nth))).collect();
+    let mut all = Vec::new();
+    let mut trials = Vec::new();
+    for (name, one) in plan.alternatives() {
+        let best = one.layout == plan.tuned.layout || Some(one) == plan.split();
+        let Some(size) = one.size.as_ref().ok().filter(|_| check.all || best) else { continue };
+        let share = |count: &u32| ((f64::from(*count) * rate / question.rate).ceil() as u32).max(1);
+        let replicas: Vec<u32> = size.replicas.iter().map(share).collect();
+        trials.extend((0..seeds).zip(&rows).map(|(nth, rows)| {
+            Trial::fleet(&question, &one.layout, (rows, counts), seed(nth), &replicas)
+        }));
+        all.push((name, replicas));
+    }
+    let outcomes = runner.run(&trials)?;
+    let each = question.deployment.tp * question.deployment.dp;
+    let requests = counts.measured * seeds;
+    let of = |((name, replicas), outcomes): ((&'static str, Vec<u32>), &[Outcome])| {
+        let share = |of: &dyn Fn(&Outcome) -> u64| {
+            outcomes.iter().map(of).sum::<u64>() as f64 / requests.max(1) as f64
+        };
+        let first = outcomes.first();
+        Held {
+            name,
+            gpus: replicas.iter().sum::<u32>() * each,
+            replicas,
+            requests,
+            late: share(&|one| missed(one).0),
+            slow: share(&|one| missed(one).1),
+            ttft_p99: first.and_then(|one| one.p99(|tally| &tally.ttft, counts.measured)),
+            tpot_p99: first.and_then(|one| one.p99(|tally| &tally.tpot, counts.measured)),
+            lost: share(&|one| one.lost),
+            truncated: share(&|one| one.pools.iter().map(|pool| pool.truncated).sum()),
+            preemptions: share(&|one| one.preemptions),
+        }
+    };
+    Ok(all.into_iter().zip(outcomes.chunks(seeds.max(1) as usize)).map(of).collect())
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::answer::{Alternative, Plan};
 use super::question::PlanError;
+use super::requests::rows;
 use super::trial::{Outcome, Runner, Trial};
 
 /// Rates that are tried, as shares of the asked one.
@@ -48,8 +49,10 @@ pub fn load_curves(plan: &Plan, runner: &mut dyn Runner) -> Result<Vec<LoadCurve
         names.push(name);
         for factor in FACTORS {
             let scale = plan.scale.times(factor);
-            let of = (scale.rate, scale.requests());
-            trials.push(Trial::fleet(&question, &fleet.layout, of, question.seed, &replicas));
+            let (counts, seed) = (scale.requests(), question.seed);
+            let rows = rows(&question, scale.rate, counts, seed);
+            let trial = Trial::fleet(&question, &fleet.layout, (&rows, counts), seed, &replicas);
+            trials.push(trial);
         }
     }
     let outcomes = runner.run(&trials)?;

@@ -9,7 +9,7 @@ use tidegate::config::Config;
 use tidegate::pool::Budget;
 
 use super::question::{PlanError, Question, Shape};
-use super::requests::{Counts, Need, rows};
+use super::requests::{Counts, Need};
 use crate::SECOND;
 use crate::engine::{Rounded, StepTime, Work};
 use crate::fleet::{self, Arrivals, Dispatch, Fate, Gateways, LengthSource, Pool, Scenario, Watch};
@@ -83,7 +83,7 @@ pub(super) enum Gate {
     Reads,
     /// The same, and what it takes each request for is written down.
     Tells,
-    /// Nobody: there is one pool.
+    /// Nobody has to guess: there is one pool, or lengths are known.
     None,
 }
 
@@ -264,16 +264,16 @@ impl Trial {
     pub(super) fn fleet(
         question: &Arc<Question>,
         layout: &Layout,
-        (rate, counts): (f64, Counts),
+        (rows, counts): (&Arc<[TraceRequest]>, Counts),
         seed: u64,
         replicas: &[u32],
     ) -> Self {
         Self {
             question: Arc::clone(question),
             layout: layout.clone(),
-            gate: if layout.shapes.len() == 1 { Gate::None } else { Gate::Reads },
+            gate: if layout.shapes.len() == 1 || layout.oracle { Gate::None } else { Gate::Reads },
             replicas: replicas.to_vec(),
-            rows: rows(question, rate, counts, seed),
+            rows: Arc::clone(rows),
             counts,
             seed,
             allowed: Allowed::ALL,

@@ -10,6 +10,7 @@ mod plan;
 mod prior;
 mod replay;
 mod run;
+mod savings;
 mod serve;
 mod step;
 mod validate;
@@ -60,6 +61,8 @@ enum Command {
     /// How many GPUs a load needs: in one pool, in one well-tuned pool, and in
     /// several with Tidegate before them.
     Plan(Box<plan::Args>),
+    /// Make docs/savings.md: plans for all kinds of loads, each checked at three rates.
+    Savings(savings::Args),
     /// Pools, a real Envoy with the filter, and load, all on this machine.
     Demo(demo::Args),
     /// Times of single GPU kernels: fit them, and score them against a sweep.
@@ -214,6 +217,7 @@ impl Cli {
             Command::Engine(args) => args.run(),
             Command::Run(args) => args.run(),
             Command::Plan(args) => args.run(),
+            Command::Savings(args) => args.run(),
             Command::Kernels(args) => args.run(),
             Command::Step(args) => args.run(),
             Command::Validate(args) => args.run(),
