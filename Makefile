@@ -49,6 +49,11 @@ TRACES ?= ../shared/data/traces
 bench: ## the engine's speed beside AISimulate's, as a ratio; builds that too
 	sim-harness/bench/speed.sh $(TRACES)
 
+.PHONY: savings
+savings: ## docs/savings.md: plans for seven kinds of load, checked at three rates; needs the traces, takes most of an hour
+	cargo run --quiet --release -p tidegate-sim-cli -- savings --traces $(TRACES) > target/savings.md
+	mv target/savings.md docs/savings.md
+
 # Executions of each of the three fuzz targets; `make prove` runs more.
 RUNS ?= 1000000
 

@@ -265,8 +265,7 @@ pub fn page(
         let mut rows = Vec::new();
         let mut sections = String::new();
         for case in cases {
-            say(case.name);
-            let made = one(case, traces, size, runner)?;
+            let made = one(case, traces, size, runner, &say)?;
             rows.push(made.0);
             sections.push_str(&made.1);
         }
@@ -380,18 +379,21 @@ fn one(
     traces: &Path,
     size: &Size,
     runner: &mut dyn Runner,
+    say: &dyn Fn(&str),
 ) -> Result<(Row, String), CommandError> {
     let mut made = |caps| -> Result<Plan, CommandError> {
         let mut question = case.question(traces, caps, size)?;
         if caps != CapPolicy::Ladder {
             (question.pools, question.effort.verify) = (2, false);
         }
-        plan(question, runner, &mut |_| ()).map_err(CommandError::Plan)
+        say(&format!("{}, caps {caps:?}", case.name));
+        plan(question, runner, &mut |what| say(what)).map_err(CommandError::Plan)
     };
     let ladder = made(CapPolicy::Ladder)?;
     let others = [made(CapPolicy::None)?, made(CapPolicy::Actual)?];
     let mut checks = Vec::new();
     for check in &size.checks {
+        say(&format!("checked at {} requests a second", check.rate));
         let held = held(&ladder, check, runner).map_err(CommandError::Plan)?;
         checks.push((check.rate, held));
     }

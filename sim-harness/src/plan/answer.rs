@@ -181,6 +181,19 @@ impl Plan {
         all
     }
 
+    /// The papers' single pool is the tuned one where that is dearer.
+    pub(super) fn tune(&mut self) {
+        let gpus = |one: &Alternative| one.gpus().unwrap_or(u32::MAX);
+        if gpus(&self.homogeneous) < gpus(&self.tuned) {
+            self.tuned = self.homogeneous.clone();
+            let papers = self.verified.iter().find(|one| one.name == "homogeneous").cloned();
+            let tuned = self.verified.iter_mut().find(|one| one.name == "tuned");
+            if let (Some(papers), Some(tuned)) = (papers, tuned) {
+                *tuned = Verified { name: "tuned", ..papers };
+            }
+        }
+    }
+
     /// The cheaper split of those that hold, if any.
     pub fn split(&self) -> Option<&Alternative> {
         self.pools.iter().filter(|one| one.size.is_ok()).min_by_key(|one| one.gpus())

@@ -136,8 +136,11 @@ impl Maker<'_> {
             drift: Vec::new(),
             runs: (0, 0),
         };
+        // The papers' settings are settings too, and more seeds may favour them.
+        plan.tune();
         if self.question.effort.verify {
             self.verify(&mut plan)?;
+            plan.tune();
         }
         plan.splits = match (plan.split().and_then(Alternative::gpus), plan.tuned.gpus()) {
             (Some(split), Some(one)) => split < one,
@@ -269,23 +272,26 @@ impl Maker<'_> {
             let thresholds = self.sample.thresholds(window, count, tuned.layout.oracle);
             thresholds.iter().map(|one| vec![single.smaller(*one), single]).collect()
         } else {
-            // One threshold more in the best of those with one fewer.
+            // One threshold more in the best of those with one fewer: of those that
+            // were best, and the single pool's quantiles.
             known.sort_by_key(Rough::sum);
+            let (window, count) = (self.question.window, self.question.effort.thresholds);
+            let mut extra: Vec<u32> =
+                known.iter().flat_map(|one| thresholds(&one.layout)).collect();
+            extra.extend(self.sample.thresholds(window, count, tuned.layout.oracle));
             let mut all: Vec<Vec<Shape>> = Vec::new();
-            let extra: Vec<u32> =
-                known.iter().flat_map(|one| thresholds(&one.layout)).take(12).collect();
-            for one in known.iter().take(2) {
-                for threshold in &extra {
-                    let mut shapes = one.layout.shapes.clone();
-                    if shapes.iter().all(|shape| shape.threshold.abs_diff(*threshold) > STEP) {
-                        shapes.push(single.smaller(*threshold));
-                        shapes.sort_by_key(|shape| shape.threshold);
+            let best = known.first().map_or(&[][..], |best| &best.layout.shapes);
+            for threshold in extra {
+                let mut shapes = best.to_vec();
+                if shapes.iter().all(|shape| shape.threshold.abs_diff(threshold) > STEP) {
+                    shapes.push(single.smaller(threshold));
+                    shapes.sort_by_key(|shape| shape.threshold);
+                    if !all.contains(&shapes) {
                         all.push(shapes);
                     }
                 }
             }
-            all.sort();
-            all.dedup();
+            all.truncate(count);
             all
         };
         (self.progress)(&format!("{pools} pools: {} candidates", all.len()));
