@@ -288,8 +288,10 @@ proportion and rounded up.
   than 5 % of its own while it is searched.
 - Caps: `ladder` (30 % of clients name none, the others the smallest of 256 to 8,192 that is twice the answer)
   unless said otherwise. Prompts share no prefixes.
-- GPUs are medians of three seeds with their range, plus what the check at 1,000 asked for. Differences within
-  the range are chance.
+- GPUs are medians of three seeds with their range, plus what the plan's own check at 1,000 (12,000 requests with
+  each seed) asked for. Differences within the range are chance.
+- Checks with more than 1 % late or slow are fleets that are a little too small: at 100 requests a second there are
+  few replicas to share a burst, and a longer window sees more of how the load goes up and down.
 
 ";
 

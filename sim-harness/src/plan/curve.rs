@@ -308,6 +308,19 @@ mod tests {
     }
 
     #[test]
+    fn chance_does_not_make_more_replicas_worse_nor_few_requests_dear() {
+        let missed = |late| Missed { late, slow: 0 };
+        let mut curve = Curve::default();
+        curve.learn(10, 1_000, missed(5));
+        curve.learn(12, 1_000, missed(30));
+        assert_eq!(curve.at(12), [5.0, 0.0]);
+        // Nobody missed anything with two: one is tried before two are taken.
+        let mut curve = Curve::default();
+        curve.learn(2, 19, missed(0));
+        assert_eq!(Budget { all: 5, own: 20 }.share(&[&curve]), Some(vec![1]));
+    }
+
+    #[test]
     fn a_floor_above_the_budget_is_told() {
         let mut curve = Curve::default();
         curve.learn(10, 1_000, Missed { late: 40, slow: 0 });
