@@ -140,6 +140,26 @@ prove "Live replicas answer as on virtual time" \
   "TIDEGATE_PROVE=1 cargo test --release -p tidegate-sim-cli --test live -- --nocapture" \
   lines cargo test -q --release -p tidegate-sim-cli --test live -- --nocapture
 
+# Runs a command, and says how long it took and its peak memory.
+flat() { /usr/bin/env python3 - "$@" <<'END'
+import os, resource, subprocess, sys, time
+start = time.monotonic()
+subprocess.run(sys.argv[1:], check=True, stderr=subprocess.DEVNULL)
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+print(f"{time.monotonic() - start:.1f} s, peak memory {peak:.0f} MB")
+END
+}
+
+cargo build --quiet --release -p tidegate-sim-cli
+prove "An hour of 1,000 requests a second" "tidegate-sim run sim-harness/bench/hour.toml" \
+  flat target/release/tidegate-sim run sim-harness/bench/hour.toml
+planned() { flat target/release/tidegate-sim plan "$@" | grep -E '^Split|^Do not|peak'; }
+llama="--model Llama-3.1-70B --gpu a100_sxm --tp 4 --rate 1000 --slo-ttft-p99 2 --slo-tpot-p99 0.08"
+for lengths in azure lmsys; do
+  prove "A plan for 1,000 requests a second, $lengths" \
+    "tidegate-sim plan --lengths $lengths $llama" planned --lengths "$lengths" $llama
+done
+
 if [ -f "$data/profiles/aic_vllm_gemm.csv.gz" ]; then
   kernels() {
     for gpu in a100_sxm l40s h100_sxm h200_sxm; do
@@ -160,14 +180,6 @@ if [ -f "$data/profiles/aic_vllm_gemm.csv.gz" ]; then
 fi
 
 if [ -f "$data/traces/azure_llm_2023_conv.csv.gz" ]; then
-  flat() { /usr/bin/env python3 - "$@" <<'END'
-import os, resource, subprocess, sys, time
-start = time.monotonic()
-subprocess.run(sys.argv[1:], check=True, stderr=subprocess.DEVNULL)
-peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-print(f"{time.monotonic() - start:.1f} s, peak memory {peak:.0f} MB")
-END
-  }
   trace="$data/traces/azure_llm_2023_conv.csv.gz"
   for repeat in 1 517; do
     prove "Memory over $repeat times 19,366 requests" \

@@ -152,7 +152,8 @@ async fn tenants_send_as_their_patterns_say() {
     for outcome in of(0) {
         let end = sent(outcome) + outcome.result.as_ref().unwrap().end;
         steps.extend([(sent(outcome), 1), (end, -1)]);
-        assert!(sent(outcome) < Duration::from_secs(2));
+        // Between its look at the clock and its sending a busy machine may pause it.
+        assert!(sent(outcome) < Duration::from_millis(2100), "{:?}", sent(outcome));
     }
     steps.sort_unstable();
     let open = steps.iter().scan(0, |open, (_, step)| {

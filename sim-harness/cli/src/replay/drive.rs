@@ -118,7 +118,8 @@ impl Clients {
                     }
                     clients.wait_until(at).await;
                     let Some(prepared) = texts.lock().await.recv().await else { return };
-                    if !clients.ask(prepared).await {
+                    // Others were waiting for theirs too.
+                    if clients.load.start.elapsed() >= to || !clients.ask(prepared).await {
                         return;
                     }
                     tokio::time::sleep(pause).await;
