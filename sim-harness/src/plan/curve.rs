@@ -89,10 +89,7 @@ impl Curve {
         match (before, below, above) {
             (_, Some(low), Some(high)) => line(low, between(low, high)),
             // Nothing missed says little of how few would do: it is tried.
-            (_, None, Some((at, 0.0))) => {
-                let fewer = at - (at / 4).max(1).min(at - 1);
-                if count >= fewer { 0.0 } else { line((fewer, 0.0), SLOPE) }
-            }
+            (_, None, Some((at, 0.0))) => line((at - (at / 4).max(1).min(at - 1), 0.0), SLOPE),
             (_, None, Some(high)) => line(high, SLOPE),
             // A floor shows as two points on one level.
             (Some(first), Some(last), None) => line(last, between(first, last).max(2.0 * SLOPE)),
