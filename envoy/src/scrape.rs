@@ -25,13 +25,13 @@ pub(crate) struct Scraper(RefCell<Rounds>);
 #[derive(Default)]
 struct Rounds {
     /// As the configuration's capacities.
-    pools: Vec<OnePool>,
+    pools: Vec<PoolRounds>,
     /// The tokens of open calls, and the places of their pools.
     calls: Vec<(u32, usize)>,
 }
 
 #[derive(Default)]
-struct OnePool {
+struct PoolRounds {
     begun: Option<Instant>,
     open: u64,
     round: Round,
@@ -51,7 +51,7 @@ fn interval(scrape: &Scrape) -> Duration {
 pub(crate) fn begin(instance: &Instance, now: Instant) {
     let mut rounds = instance.scraper.0.borrow_mut();
     let Rounds { pools, calls } = &mut *rounds;
-    pools.resize_with(instance.config.capacities.len(), OnePool::default);
+    pools.resize_with(instance.config.capacities.len(), PoolRounds::default);
     for (at, (capacity, pool)) in instance.config.capacities.iter().zip(pools).enumerate() {
         let Some(load) = &capacity.load else { continue };
         let Some(scrape) = &load.scrape else { continue };

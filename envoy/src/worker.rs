@@ -38,7 +38,7 @@ struct Ticks {
     /// When workers last exchanged what they learned.
     exchanged: Cell<tidegate::time::Instant>,
     /// Whether this worker does what one is to do for all.
-    first: Cell<bool>,
+    leads: Cell<bool>,
 }
 
 /// What all configurations of an instance share: root contexts die at each
@@ -67,7 +67,7 @@ impl Instance {
             calm: scrapes.map_or(TICK, |interval| interval.min(TICK)),
             period: Cell::new(Duration::ZERO),
             exchanged: Cell::default(),
-            first: Cell::default(),
+            leads: Cell::default(),
         };
         let (worker, config) = (worker(&config.name), Arc::new(config));
         let (scraper, ticks) = (Rc::default(), Rc::new(ticks));
@@ -116,7 +116,7 @@ impl Instance {
         if !hurried || u128::from(since.as_nanos()) >= TICK.as_nanos() {
             self.exchange();
         }
-        if self.ticks.first.get() {
+        if self.ticks.leads.get() {
             scrape::begin(self, now);
         }
     }
@@ -142,8 +142,8 @@ impl Instance {
         self.metrics.tenants.ticked(&ticked, host::conflicts());
         // One worker speaks for all: gauges are not added up, and one log line
         // tells what all of them learned.
-        self.ticks.first.set(exchange.is_first(now));
-        if self.ticks.first.get() {
+        self.ticks.leads.set(exchange.is_first(now));
+        if self.ticks.leads.get() {
             let period = Span::from_secs(self.config.base().estimator.export_seconds);
             if period > Span::default() && now.since(*exported) >= period {
                 *exported = now;

@@ -41,6 +41,11 @@ pub fn with_heads(heads: &[&str], rows: &[Vec<String>]) -> String {
     table(&[&[heads], rows].concat())
 }
 
+/// A share as a cell.
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tidegate_envoy_support::{
     Answer, Backend, Connection, Envoy, Request, Response, eventually, missing,
 };
-use tidegate_sim::workload::CapPolicy;
+use tidegate_sim::workload::{AGENT_HEAVY, CapPolicy};
 use tidegate_sim_cli::replay::{
-    self, Failure, Options, Report, Source, Style, Synthetic, Verdict, Windows, Workload,
+    self, Failure, Options, Report, Source, Style, Verdict, Windows, Workload,
 };
 use tidegate_sim_cli::serve::{self, Handle};
 
@@ -46,7 +46,7 @@ fn envoy(pools: &Handle, workers: u32) -> Envoy {
 }
 
 fn load(requests: usize, rate: f64) -> Vec<tidegate_sim::workload::Request> {
-    let source = Source::Synthetic(Synthetic::Agent);
+    let source = Source::Drawn(AGENT_HEAVY);
     let (requests, rate) = (Some(requests), Some(rate));
     let caps = CapPolicy::Ladder;
     Workload { source, requests, rate, speedup: 1.0, caps, seed: 3 }.build().unwrap()

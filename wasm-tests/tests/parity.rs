@@ -12,8 +12,8 @@ use tidegate::request::{Api, Scanner};
 use tidegate::share::NoSlots;
 use tidegate::time::Instant;
 use tidegate::usage::Usage;
-use tidegate_sim::workload::CapPolicy;
-use tidegate_sim_cli::replay::{Source, Style, Synthetic, Workload, prepare};
+use tidegate_sim::workload::{AGENT_HEAVY, CapPolicy};
+use tidegate_sim_cli::replay::{Source, Style, Workload, prepare};
 use tidegate_sim_cli::text::Library;
 use tidegate_wasm_tests::{Chunks, Outcome, Request, Response};
 
@@ -94,7 +94,7 @@ fn answer(index: usize, input: u64, output: u64) -> Response<'static> {
 
 fn decide_alike(fields: &str) {
     let workload = Workload {
-        source: Source::Synthetic(Synthetic::Agent),
+        source: Source::Drawn(AGENT_HEAVY),
         requests: Some(size(200, 2000)),
         rate: Some(10.0),
         speedup: 1.0,

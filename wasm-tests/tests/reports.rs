@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 use support::{Worker, chat, used};
-use tidegate_wasm_tests::{Exchange, Host, Outcome, Response, Verdict};
+use tidegate_wasm_tests::{Host, Outcome, Response};
 
 /// The short pool has room for many requests, so its own ledger never spills.
 fn config(load: &str) -> String {
@@ -22,17 +22,9 @@ fn config(load: &str) -> String {
 const METRICS: &str =
     r#"{"metrics": {"cluster": "engines", "path": "/metrics?x=1", "interval_ms": 500}}"#;
 
-fn send(worker: &Worker) -> (Exchange, String) {
-    let exchange = chat(400).send(&worker.vm, worker.root).unwrap();
-    assert_eq!(exchange.stream().verdict().unwrap(), Verdict::Forwarded);
-    let headers = exchange.stream().upstream_headers().unwrap();
-    let pool = headers.text("x-tidegate-pool").unwrap().to_owned();
-    (exchange, pool)
-}
-
 /// Where a request goes now; it is answered at once.
 fn goes(worker: &Worker) -> String {
-    let (exchange, pool) = send(worker);
+    let (exchange, pool) = worker.place();
     exchange.answer(&used(100, 10)).unwrap();
     pool
 }
@@ -174,7 +166,7 @@ fn answers_tell_how_busy_their_replica_is() {
     let [one, two] =
         ["one", "two"].map(|name| Worker::on(&host, name, &config(r#"{"orca": true}"#)));
     let told = |worker: &Worker, report: &str| -> Outcome {
-        send(worker).0.answer(&used(100, 10).header(HEADER, report)).unwrap()
+        worker.place().0.answer(&used(100, 10).header(HEADER, report)).unwrap()
     };
     let busy = "TEXT named_metrics.kv_cache_usage_perc=0.97, named_metrics.num_requests_waiting=0";
     // Whoever asked: the report is for the gateway.
@@ -220,7 +212,7 @@ fn answers_tell_how_busy_their_replica_is() {
 fn a_report_in_an_answer_makes_the_known_host_calls() {
     let calls = |load: &str, response: &Response| {
         let worker = Worker::new(&config(load));
-        let run = || send(&worker).0.answer(response).unwrap();
+        let run = || worker.place().0.answer(response).unwrap();
         run();
         let sum = || worker.host.calls_by_callback().values().sum::<u64>();
         let before = sum();

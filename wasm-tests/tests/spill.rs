@@ -4,8 +4,8 @@
 mod support;
 
 use std::time::Duration;
-use support::{Worker, chat, used};
-use tidegate_wasm_tests::{Exchange, Host, Verdict};
+use support::{Worker, used};
+use tidegate_wasm_tests::Host;
 
 const CONFIG: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
     {"name": "short", "cluster": "short-cluster", "max_model_len": 8192, "threshold": 4096,
@@ -14,23 +14,15 @@ const CONFIG: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
     {"name": "long", "cluster": "long-cluster", "max_model_len": 131072,
      "capacity": {"replicas": 4, "requests": 1}}]}]}"#;
 
-fn send(worker: &Worker) -> (Exchange, String) {
-    let exchange = chat(400).send(&worker.vm, worker.root).unwrap();
-    assert_eq!(exchange.stream().verdict().unwrap(), Verdict::Forwarded);
-    let headers = exchange.stream().upstream_headers().unwrap();
-    let pool = headers.text("x-tidegate-pool").unwrap().to_owned();
-    (exchange, pool)
-}
-
 #[test]
 fn a_full_pool_sends_on_what_fits_elsewhere_over_all_workers() {
     let host = Host::new();
     let [one, two] = ["one", "two"].map(|name| Worker::on(&host, name, CONFIG));
-    let (first, pool) = send(&one);
+    let (first, pool) = one.place();
     assert_eq!(pool, "short-cluster");
-    let (second, pool) = send(&two);
+    let (second, pool) = two.place();
     assert_eq!(pool, "short-cluster");
-    let (third, pool) = send(&one);
+    let (third, pool) = one.place();
     assert_eq!(pool, "long-cluster");
     assert_eq!(third.stream().filter_state("tidegate_reason").unwrap().unwrap(), b"spill");
     host.advance(Duration::from_secs(1));
@@ -41,7 +33,7 @@ fn a_full_pool_sends_on_what_fits_elsewhere_over_all_workers() {
     // One ends, one's client leaves.
     first.answer(&used(100, 10)).unwrap();
     second.abort().unwrap();
-    let (fourth, pool) = send(&two);
+    let (fourth, pool) = two.place();
     assert_eq!(pool, "short-cluster");
     for exchange in [third, fourth] {
         exchange.answer(&used(100, 10)).unwrap();

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_envoy_support::{ENVOY_YAML, Envoy};
-use tidegate_sim::workload::CapPolicy;
+use tidegate_sim::workload::{AGENT_HEAVY, CapPolicy};
 use tokio::sync::Notify;
 
 use crate::interrupt::Interrupt;
 use crate::progress;
 use crate::replay::{self, Options, Outcome, ReplayError, Report, Run, Source, Style};
-use crate::replay::{Synthetic, Verdict, Windows, WindowsError, Workload};
+use crate::replay::{Verdict, Windows, WindowsError, Workload};
 use crate::serve::{self, Handle, PoolsError, ServeError};
 
 const MODEL: &str = "sim-model";
@@ -185,7 +185,7 @@ async fn send(
     interrupt: &Interrupt,
 ) -> Result<Option<Run>, DemoError> {
     let workload = Workload {
-        source: Source::Synthetic(Synthetic::Agent),
+        source: Source::Drawn(AGENT_HEAVY),
         requests: Some(requests),
         rate: Some(10.0),
         speedup: 1.0,

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use tidegate_sim::SECOND;
-use tidegate_sim::workload::{Copies, parse_rows};
+use tidegate_sim::workload::{ScaledRows, parse_rows};
 use tidegate_sim_cli::files::{self, shared_data};
 
 fn run(args: &[&str]) -> (bool, String) {
@@ -126,7 +126,7 @@ fn real_traces_keep_their_bursts_at_another_rate() {
         let rows = parse_rows(&files::read(&path).unwrap()).unwrap();
         let own: Vec<u64> = rows.iter().map(|row| row.arrival).collect();
         for factor in [1.7, 10.0, 100.0] {
-            let mut copies = Copies::new(factor, 0.5, 0);
+            let mut copies = ScaledRows::new(factor, 0.5, 0);
             let copies = std::iter::from_fn(|| copies.next_of(rows.len()));
             let times: Vec<u64> = copies.map(|copy| copy.arrival(&rows)).collect();
             for bin in [1, 10, 60] {

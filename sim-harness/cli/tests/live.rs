@@ -10,8 +10,8 @@
 
 use std::time::Duration;
 
-use tidegate_sim::workload::CapPolicy;
-use tidegate_sim_cli::replay::{Options, Source, Style, Synthetic, Workload, prepare, run};
+use tidegate_sim::workload::{AZURE_2023, CapPolicy};
+use tidegate_sim_cli::replay::{Options, Source, Style, Workload, prepare, run};
 use tidegate_sim_cli::serve::{Offline, parse_pools, simulate, start};
 use tidegate_sim_cli::text::Library;
 
@@ -34,7 +34,7 @@ fn difference(pairs: &[(Duration, u64)]) -> (f64, f64) {
 async fn live_and_virtual_replicas_answer_alike() {
     let prove = std::env::var_os("TIDEGATE_PROVE").is_some();
     let workload = Workload {
-        source: Source::Synthetic(Synthetic::Azure),
+        source: Source::Drawn(AZURE_2023),
         requests: Some(if prove { 300 } else { 60 }),
         rate: Some(10.0),
         speedup: 1.0,

@@ -74,7 +74,15 @@ fn wrong_flags_say_what_is_allowed() {
         (format!("--lengths azure --model none --gpu l40s {promise}"), "--model: found \"none\""),
         (format!("--lengths azure --model Llama-3.1-8B --gpu none {promise}"), "a100_sxm, "),
         (format!("--lengths azure {model} --tp 3 {promise}"), "--tp: found 3; allowed: a divisor"),
-        (format!("--lengths azure {model} {promise} --pools 5"), "1..=4"),
+        (
+            format!("--lengths azure {model} {promise} --pools 5"),
+            "--pools: found 5; allowed: 1 to 4",
+        ),
+        (
+            format!("--lengths azure {model} {promise} --caps x"),
+            "--caps: found \"x\"; allowed: none,",
+        ),
+        (format!("--lengths azure {model} {promise} --seeds 0"), "--seeds: found 0; allowed: "),
         (
             format!("--lengths azure {model} {promise} --rate 0").replace("--rate 5 ", ""),
             "--rate: ",

@@ -12,10 +12,10 @@ mod common;
 use std::time::Duration;
 
 use common::{metric, pools};
-use tidegate_sim::workload::{CapPolicy, Request};
+use tidegate_sim::workload::{CapPolicy, LMSYS_CHAT_1M, Request};
 use tidegate_sim_cli::replay::{
-    Failure, Options, Outcome, Report, Senders, Source, Style, Synthetic, TenantReport, Verdict,
-    Window, Windows, Workload, run, run_tenants,
+    Failure, Options, Outcome, Report, Senders, Source, Style, TenantReport, Verdict, Window,
+    Windows, Workload, run, run_tenants,
 };
 
 fn windows() -> Windows {
@@ -38,7 +38,7 @@ fn options(handle: &tidegate_sim_cli::serve::Handle, pool: &str) -> Options {
 async fn backends_see_exactly_the_planned_lengths() {
     let handle = pools().await;
     let workload = Workload {
-        source: Source::Synthetic(Synthetic::Lmsys),
+        source: Source::Drawn(LMSYS_CHAT_1M),
         requests: Some(120),
         rate: Some(400.0),
         speedup: 1.0,

@@ -150,12 +150,12 @@ pub fn plan(json: &str, progress: &Progress) -> Result<String, Refusal> {
 }
 
 /// Says how many requests have ended, once in a while.
-struct Heard<'a> {
+struct RecordingSink<'a> {
     ended: u64,
     progress: &'a Progress,
 }
 
-impl Watch for Heard<'_> {
+impl Watch for RecordingSink<'_> {
     fn ended(&mut self, _: &Fate) -> bool {
         self.ended += 1;
         if self.ended.is_multiple_of(1_000) {
@@ -183,7 +183,7 @@ pub fn simulate(json: &str, progress: &Progress) -> Result<String, Refusal> {
         }
         other => Refusal::of("", &other.to_string()),
     })?;
-    let mut heard = Heard { ended: 0, progress };
+    let mut heard = RecordingSink { ended: 0, progress };
     let report = tidegate_sim::fleet::watch(&loaded.scenario, loaded.seed, &mut heard)
         .map_err(PlanError::Fleet)?;
     progress.call(None, "requests ended", heard.ended as f64);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tidegate::config::{Config, ConfigError};
 
-use super::{Dispatch, Fault, Gateways, Pool, Scenario, What};
+use super::{Dispatch, Fault, FaultKind, Gateways, Pool, Scenario};
 use crate::SECOND;
 use crate::fields::{FieldError, Fields};
 use crate::hardware::Timing;
@@ -190,11 +190,11 @@ fn faults(pool: &Fields) -> Result<Vec<Fault>, FieldError> {
         };
         let (time, what) = match (fields.get("down_seconds"), fields.get("slow")) {
             (Some(_), None) if fields.get("for_seconds").is_none() => {
-                (seconds("down_seconds")?, What::Down)
+                (seconds("down_seconds")?, FaultKind::Down)
             }
             (None, Some(_)) => {
                 let factor = fields.number("slow", 0.01..=1000.0, 1.0)?;
-                (seconds("for_seconds")?, What::Slow(factor))
+                (seconds("for_seconds")?, FaultKind::Slow(factor))
             }
             _ => return Err(pool.wrong("events", EVENTS)),
         };

@@ -45,11 +45,13 @@ mod watch;
 
 pub use document::{DocumentError, Files, Loaded};
 pub(crate) use record::length_bucket;
-pub use record::{Follow, Life, Moment, PoolRecord, Record, ReplicaTrace, TextRecord, length_edge};
+pub use record::{
+    Follow, PoolMoment, PoolRecord, Record, ReplicaTrace, RequestLife, TextRecord, length_edge,
+};
 pub use report::{Figures, PoolReport, Report, TenantReport};
 pub use scenario::{
-    Arrivals, Dispatch, Fault, FleetError, Gateways, LengthSource, Pool, Scenario, Sessions,
-    Source, Tail, What,
+    Arrivals, Dispatch, Fault, FaultKind, FleetError, Gateways, LengthSource, Pool, Scenario,
+    Sessions, Source, Tail,
 };
 pub use session::NAME_TOKENS;
 pub use watch::{Fate, Watch};

@@ -1,13 +1,13 @@
 //! A recorded run as a page.
 
-use super::record::{Moment, Record, TextRecord, length_edge};
+use super::record::{PoolMoment, Record, TextRecord, length_edge};
 use super::report::Report;
 use crate::report::{Axis, Block, Page, Plot, Point, Rule, Section, Series, Shape};
 
 /// Kinds of text in one plot, at most: the most frequent ones.
 const KINDS: usize = 5;
 /// Counts of a time.
-type Count = fn(&Moment) -> u64;
+type Count = fn(&PoolMoment) -> u64;
 
 /// Up to so many pools each have a second line for the median.
 const MEDIANS: usize = 3;
@@ -141,7 +141,7 @@ impl Record {
     }
 
     fn ttft_time(&self) -> Plot {
-        let of = |value: fn(&Moment) -> Option<f64>| {
+        let of = |value: fn(&PoolMoment) -> Option<f64>| {
             move |pool: &super::PoolRecord| self.over_time(&pool.moments, value)
         };
         let mut series = self.by_pool(Shape::Line, of(|moment| moment.ttft_p99));

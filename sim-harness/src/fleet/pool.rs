@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 
-use super::record::{Heard, PoolLog};
-use super::scenario::{Dispatch, Fault, FleetError, Pool, What};
+use super::record::{PoolLog, RecordingSink};
+use super::scenario::{Dispatch, Fault, FaultKind, FleetError, Pool};
 use super::session::NAME_TOKENS;
 use crate::engine::{
     Counts, Ended, Fcfs, Finished, Job, JobId, Policy, Replica, Sink, StepTime, Work,
@@ -190,17 +190,17 @@ impl<'a> Replicas<'a> {
 
     /// A replica is there, and will not be after [`Replicas::refresh`].
     pub(super) fn goes_down(&self, now: u64, replica: u32) -> bool {
-        let down = self.faults_of(now, replica).any(|fault| fault.what == What::Down);
+        let down = self.faults_of(now, replica).any(|fault| fault.what == FaultKind::Down);
         down && self.is_up(replica)
     }
 
     /// Brings a replica to what befalls it now.
     pub(super) fn refresh(&mut self, now: u64, replica: u32) -> Result<(), FleetError> {
         let goes_down = self.goes_down(now, replica);
-        let down = self.faults_of(now, replica).any(|fault| fault.what == What::Down);
+        let down = self.faults_of(now, replica).any(|fault| fault.what == FaultKind::Down);
         let slow = self.faults_of(now, replica).filter_map(|fault| match fault.what {
-            What::Slow(factor) => Some(factor),
-            What::Down => None,
+            FaultKind::Slow(factor) => Some(factor),
+            FaultKind::Down => None,
         });
         let factor = slow.product();
         let Some(one) = self.all.get_mut(replica as usize) else { return Ok(()) };
@@ -275,7 +275,7 @@ impl<'a> Replicas<'a> {
         let mut at = now;
         loop {
             let log = self.log.as_mut();
-            one.engine.advance(at, &mut Heard { sink: &mut one.load, log, replica });
+            one.engine.advance(at, &mut RecordingSink { sink: &mut one.load, log, replica });
             if !one.load.finished.is_empty() {
                 break;
             }

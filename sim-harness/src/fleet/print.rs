@@ -7,14 +7,11 @@ use serde_json::{Value, json};
 use super::report::{Figures, PoolReport, Report, TenantReport};
 use crate::policy::Policy;
 use crate::report::Table;
+use crate::table::percent;
 
 /// Milliseconds; `never` where the figure does not exist.
 fn ms(figure: Option<u64>) -> String {
     figure.map_or_else(|| "never".into(), |nanos| format!("{:.1}", nanos as f64 / 1e6))
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
 }
 
 impl Report {

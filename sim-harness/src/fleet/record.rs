@@ -12,7 +12,7 @@ use tidegate::gate::Settlement;
 
 use timeline::{Slot, Timeline};
 use trace::Follower;
-pub use trace::{Follow, Life, ReplicaTrace};
+pub use trace::{Follow, ReplicaTrace, RequestLife};
 
 use super::book::PoolBook;
 use super::gateway::Opened;
@@ -112,20 +112,20 @@ impl PoolLog {
 }
 
 /// A replica's sink whose words are recorded, if they are to be.
-pub(super) struct Heard<'a> {
+pub(super) struct RecordingSink<'a> {
     pub(super) sink: &'a mut dyn Sink,
     pub(super) log: Option<&'a mut PoolLog>,
     pub(super) replica: u32,
 }
 
-impl Heard<'_> {
+impl RecordingSink<'_> {
     fn follower(&mut self) -> Option<&mut Follower> {
         let follower = self.log.as_mut()?.follower.as_mut();
         follower.filter(|one| one.follows(self.replica))
     }
 }
 
-impl Sink for Heard<'_> {
+impl Sink for RecordingSink<'_> {
     fn event(&mut self, event: Event) {
         if let Some(follower) = self.follower() {
             follower.event(event);
@@ -169,7 +169,7 @@ struct Ratio {
 
 /// Of one pool.
 #[derive(Debug)]
-struct OfPool {
+struct PoolRecorder {
     requests: Timeline<Requests>,
     e2e: Histogram,
     lengths: Vec<u64>,
@@ -178,7 +178,7 @@ struct OfPool {
 /// Records a run.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    pools: Vec<OfPool>,
+    pools: Vec<PoolRecorder>,
     errors: Timeline<Errors>,
     texts: BTreeMap<Kind, Ratio>,
     logs: Vec<PoolLog>,
@@ -207,7 +207,7 @@ impl Recorder {
             }
         }
         let end = scenario.end;
-        let pool = |_: &String| OfPool {
+        let pool = |_: &String| PoolRecorder {
             requests: Timeline::new(end),
             e2e: Histogram::default(),
             lengths: Vec::new(),
@@ -313,10 +313,11 @@ impl Recorder {
         let (mut records, mut trace) = (Vec::new(), None);
         for (mut of, end) in self.pools.into_iter().zip(pools) {
             of.requests.widen(width);
-            let mut points: Vec<Moment> = of.requests.slots().iter().map(Moment::of).collect();
+            let mut points: Vec<PoolMoment> =
+                of.requests.slots().iter().map(PoolMoment::of).collect();
             if let Some(mut log) = end.log {
                 log.busy.widen(width);
-                points.resize(points.len().max(log.busy.slots().len()), Moment::default());
+                points.resize(points.len().max(log.busy.slots().len()), PoolMoment::default());
                 for (point, busy) in points.iter_mut().zip(log.busy.slots()) {
                     let mean = |sum: u128| sum as f64 / width as f64;
                     point.running = mean(busy.running);
@@ -398,7 +399,7 @@ pub struct PoolRecord {
     /// Up to so many tokens are for it; nothing for the largest.
     pub threshold: Option<u64>,
     /// One for each of the times, to the last in which something happened here.
-    pub moments: Vec<Moment>,
+    pub moments: Vec<PoolMoment>,
     /// Requests sent to it, by prompt plus output up to the cap: [`length_edge`].
     pub lengths: Vec<u64>,
     /// From the arrival at a replica to the first token: shares of all that came
@@ -417,7 +418,7 @@ pub fn length_edge(nth: usize) -> f64 {
 
 /// A pool in one of the times.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Moment {
+pub struct PoolMoment {
     /// Requests sent to it.
     pub sent: u64,
     /// Refused for their length.
@@ -444,7 +445,7 @@ pub struct Moment {
     pub kv: f64,
 }
 
-impl Moment {
+impl PoolMoment {
     fn of(slot: &Requests) -> Self {
         let at = |share| {
             let ticks = (slot.ttft.count() > 0).then(|| slot.ttft.quantile(share))?;

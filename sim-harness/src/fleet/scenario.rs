@@ -71,12 +71,12 @@ pub struct Fault {
     /// When it begins, and when it is over. Nanoseconds.
     pub during: (u64, u64),
     /// What it is.
-    pub what: What,
+    pub what: FaultKind,
 }
 
 /// What happens to a replica.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum What {
+pub enum FaultKind {
     /// It is gone, with all its jobs and its cache, and comes back empty.
     Down,
     /// Its steps take so many times as long. Above 0.
@@ -253,7 +253,7 @@ impl Scenario {
                 return wrong(format!("pool {:?} needs a replica", pool.name));
             }
             for fault in &pool.faults {
-                let factor = if let What::Slow(factor) = fault.what { factor } else { 1.0 };
+                let factor = if let FaultKind::Slow(factor) = fault.what { factor } else { 1.0 };
                 let order = fault.during.0 < fault.during.1;
                 if fault.replica >= pool.replicas || !order || !(0.01..=1000.0).contains(&factor) {
                     return wrong(format!(

@@ -4,7 +4,7 @@ use super::scenario::{Arrivals, LengthSource, Source};
 use super::session::{NAME_TOKENS, Prefix, Session, row_names, session_names};
 use crate::rng::Pcg;
 use crate::texts::Kind;
-use crate::workload::{Copies, TraceRequest, mean_rate};
+use crate::workload::{ScaledRows, TraceRequest, mean_rate};
 use crate::{MILLISECOND, SECOND};
 
 // Streams of the seed, for each source: a change in one draw leaves the others
@@ -52,7 +52,7 @@ pub(super) struct Stream {
     row: usize,
     arrived: usize,
     /// The same of a trace at another rate.
-    copies: Option<(Copies, Copies)>,
+    copies: Option<(ScaledRows, ScaledRows)>,
     /// Sessions so far, and numbers that they were given.
     begun: usize,
     numbers: u64,
@@ -85,7 +85,7 @@ impl Stream {
         let mut arrivals = rng(ARRIVALS);
         let copies = match source.arrivals {
             Arrivals::Scaled { rate } => mean_rate(rows).map(|own| {
-                let copies = Copies::new(rate / own, arrivals.unit(), first);
+                let copies = ScaledRows::new(rate / own, arrivals.unit(), first);
                 (copies.clone(), copies)
             }),
             _ => None,

@@ -337,7 +337,7 @@ fn wrong_scenarios_are_named() {
     let none: Arc<[Vec<_>]> = Arc::new([Vec::new()]);
     let none = LengthSource::Sessions(none);
     assert!(error(&|s| s.sources[0].lengths = none.clone()).contains("sessions are empty"));
-    let fault = Fault { replica: 1, during: (0, 1), what: What::Down };
+    let fault = Fault { replica: 1, during: (0, 1), what: FaultKind::Down };
     assert!(error(&|s| s.pools[0].faults.push(fault)).contains("replicas below 1"));
     let one = trace_of_one();
     let scaled = Arrivals::Scaled { rate: 1.0 };
@@ -361,7 +361,7 @@ fn trace_of_one() -> LengthSource {
 }
 
 fn any_fault() -> impl Strategy<Value = Fault> {
-    let what = prop_oneof![Just(What::Down), (0.5..20.0).prop_map(What::Slow)];
+    let what = prop_oneof![Just(FaultKind::Down), (0.5..20.0).prop_map(FaultKind::Slow)];
     (0_u32..2, 0..4 * SECOND, 1..15 * SECOND, what).prop_map(|(replica, from, time, what)| Fault {
         replica,
         during: (from, from + time),

@@ -292,8 +292,8 @@ pub(super) fn guess(
         closed += ((traffic.share * rate / table_rate).ceil() as u32).max(1);
         let time = bench.time(question, *shape)?;
         let server = Server { time: &*time, batched, traffic };
-        let held = question.kv_tokens(*shape).1 as f64 / traffic.context.max(1.0);
-        let most = (held as u32).clamp(1, shape.seats);
+        let check = question.kv_tokens(*shape).1 as f64 / traffic.context.max(1.0);
+        let most = (check as u32).clamp(1, shape.seats);
         let slots = server.fastest(most, question.slo.tpot_p99);
         let (fluid_rate, tpot) = server.rate(slots);
         let offered = traffic.share * rate;

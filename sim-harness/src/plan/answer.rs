@@ -86,7 +86,7 @@ pub struct Candidate {
 pub struct Verified {
     /// Which one.
     pub name: &'static str,
-    /// It held the promise with all seeds.
+    /// It check the promise with all seeds.
     pub holds: bool,
     /// Replicas that had to be added for that.
     pub added: u32,

@@ -158,10 +158,9 @@ impl Source {
     pub fn read(fields: &Fields) -> Result<Self, PlanError> {
         match (fields.get("lengths"), fields.get("trace")) {
             (Some(name), None) => {
-                let found = NAMED.iter().find(|(known, _)| name.as_str() == Some(*known));
                 let names = || NAMED.each_ref().map(|(name, _)| *name).join(", ");
-                let found = found.ok_or_else(|| fields.wrong("lengths", names()))?;
-                Ok(Self::Drawn(found.1.clone()))
+                let found = name.as_str().and_then(|name| name.parse().ok());
+                Ok(Self::Drawn(found.ok_or_else(|| fields.wrong("lengths", names()))?))
             }
             (None, Some(_)) => match parse_trace(fields.text("trace")?.as_bytes()) {
                 Ok(Trace::Timed(requests)) => Ok(Self::Trace(requests.into())),

@@ -7,7 +7,7 @@ use super::answer::{Alternative, AtRate, Drifted, Plan, Verified};
 use super::make::{COARSE, Maker};
 use super::question::PlanError;
 use super::requests::rows;
-use super::search::{Drift, Scale, Search, World, missed};
+use super::search::{Drift, LoadId, Scale, Search, missed};
 use super::trial::{Outcome, Runner, Trial};
 
 const DRIFTS: [(&str, Drift); 3] = [
@@ -95,22 +95,22 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Searches of these in other worlds, coarsely; GPUs of each world's, in order.
+    /// Searches of these in other loads, coarsely; GPUs of each load's, in order.
     fn elsewhere(
         &mut self,
         plan: &Plan,
-        worlds: &[(World, f64)],
+        loads: &[(LoadId, f64)],
     ) -> Result<Vec<[Option<u32>; 3]>, PlanError> {
         let all = [&plan.homogeneous, &plan.tuned, plan.answer()];
         let small = self.scale.rate / self.question.rate;
         let mut searches = Vec::new();
-        for (world, times) in worlds {
+        for (load, times) in loads {
             for one in all {
                 let Ok(size) = &one.size else { continue };
                 let near = size.replicas.iter().map(|n| (f64::from(*n) * small * times).ceil());
                 let guess = near.map(|count| (count as u32).max(1)).collect();
                 let layout = one.layout.clone();
-                searches.push(Search { layout, world: *world, guess, tolerance: COARSE });
+                searches.push(Search { layout, load: *load, guess, tolerance: COARSE });
             }
         }
         let present = all.map(|one| one.size.is_ok());
@@ -121,7 +121,7 @@ impl Maker<'_> {
                 found.ok().map(|found| self.gpus(&found.replicas))
             })
         };
-        Ok(worlds.iter().map(gpus).collect())
+        Ok(loads.iter().map(gpus).collect())
     }
 
     /// The answer and the single pools at other rates, one seed, coarsely.
@@ -133,10 +133,10 @@ impl Maker<'_> {
         let of: Vec<_> = factors.iter().map(of).collect();
         let ample = factors.first().map_or(1.0, |first| f64::from(self.ample) * first);
         let single = self.single.clone();
-        let worlds = self.searcher.worlds(&of, &single, ample.ceil() as u32)?;
-        let worlds: Vec<(World, f64)> = worlds.into_iter().zip(factors).collect();
-        let gpus = self.elsewhere(plan, &worlds)?;
-        plan.sensitivity = worlds
+        let loads = self.searcher.loads(&of, &single, ample.ceil() as u32)?;
+        let loads: Vec<(LoadId, f64)> = loads.into_iter().zip(factors).collect();
+        let gpus = self.elsewhere(plan, &loads)?;
+        plan.sensitivity = loads
             .into_iter()
             .zip(gpus)
             .map(|((_, factor), [homogeneous, tuned, plan])| AtRate {
@@ -155,9 +155,9 @@ impl Maker<'_> {
         let of: Vec<_> =
             DRIFTS.iter().map(|(_, drift)| (self.scale, self.question.seed, *drift)).collect();
         let (single, ample) = (self.single.clone(), self.ample);
-        let worlds = self.searcher.worlds(&of, &single, ample * 5 / 4)?;
-        let worlds: Vec<(World, f64)> = worlds.into_iter().map(|world| (world, 1.0)).collect();
-        let gpus = self.elsewhere(plan, &worlds)?;
+        let loads = self.searcher.loads(&of, &single, ample * 5 / 4)?;
+        let loads: Vec<(LoadId, f64)> = loads.into_iter().map(|load| (load, 1.0)).collect();
+        let gpus = self.elsewhere(plan, &loads)?;
         plan.drift = DRIFTS
             .iter()
             .zip(gpus)
@@ -174,7 +174,7 @@ impl Maker<'_> {
 
 /// What one fleet of a plan does at some rate.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct Checked {
     /// Which one, as in [`Plan::alternatives`].
     pub name: &'static str,
     /// Replicas of each pool: the plan's, in proportion to the rate, rounded up.
@@ -215,7 +215,11 @@ pub struct Check {
 }
 
 /// Runs fleets of a plan, whole and behind the gate.
-pub fn held(plan: &Plan, check: &Check, runner: &mut dyn Runner) -> Result<Vec<Held>, PlanError> {
+pub fn check_fleets(
+    plan: &Plan,
+    check: &Check,
+    runner: &mut dyn Runner,
+) -> Result<Vec<Checked>, PlanError> {
     let question = Arc::new(plan.question.clone());
     let Check { rate, seconds, seeds, .. } = *check;
     let counts = Scale { rate, window: seconds, ..plan.scale }.requests();
@@ -241,7 +245,7 @@ pub fn held(plan: &Plan, check: &Check, runner: &mut dyn Runner) -> Result<Vec<H
             outcomes.iter().map(of).sum::<u64>() as f64 / requests.max(1) as f64
         };
         let first = outcomes.first();
-        Held {
+        Checked {
             name,
             gpus: replicas.iter().sum::<u32>() * each,
             replicas,

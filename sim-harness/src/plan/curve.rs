@@ -101,7 +101,7 @@ impl Curve {
 
 /// What pools may miss.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Budget {
+pub(super) struct MissBudget {
     /// Of all requests together, late ones and slow ones each.
     pub(super) all: u64,
     /// Of the requests of each pool, one in so many: else a small pool could be
@@ -109,7 +109,7 @@ pub(super) struct Budget {
     pub(super) own: u64,
 }
 
-impl Budget {
+impl MissBudget {
     fn own(self, curve: &Curve) -> f64 {
         (curve.requests / self.own.max(1)).max(1) as f64
     }
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn shares_become_the_smallest_counts() {
         let pools = [(40.0, 9_000_u64), (7.0, 2_500), (11.0, 500)];
-        let budget = Budget { all: 120, own: 20 };
+        let budget = MissBudget { all: 120, own: 20 };
         for guess in [0.3, 1.0, 4.0] {
             let mut curves: Vec<Curve> = vec![Curve::default(); pools.len()];
             let ask = |curves: &mut Vec<Curve>, counts: &[u32]| {
@@ -300,7 +300,7 @@ mod tests {
         for (count, late) in [(400, 300), (440, 489), (480, 489), (880, 0)] {
             curve.learn(count, 12_000, Missed { late, slow: 0 });
         }
-        let counts = Budget { all: 120, own: 20 }.share(&[&curve]).unwrap();
+        let counts = MissBudget { all: 120, own: 20 }.share(&[&curve]).unwrap();
         assert!((481..700).contains(&counts[0]), "{counts:?}");
     }
 
@@ -314,14 +314,14 @@ mod tests {
         // Nobody missed anything with two: one is tried before two are taken.
         let mut curve = Curve::default();
         curve.learn(2, 19, missed(0));
-        assert_eq!(Budget { all: 5, own: 20 }.share(&[&curve]), Some(vec![1]));
+        assert_eq!(MissBudget { all: 5, own: 20 }.share(&[&curve]), Some(vec![1]));
     }
 
     #[test]
     fn a_floor_above_the_budget_is_told() {
         let mut curve = Curve::default();
         curve.learn(10, 1_000, Missed { late: 40, slow: 0 });
-        let budget = Budget { all: 10, own: 20 };
+        let budget = MissBudget { all: 10, own: 20 };
         assert!(budget.share(&[&curve]).is_some());
         curve.learn(20, 1_000, Missed { late: 40, slow: 0 });
         assert_eq!((budget.share(&[&curve]), budget.seen(&[&curve])), (None, None));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::analytic::{Guess, STEP, Sample, guess, table_slots};
 use super::answer::{Alternative, Candidate, Plan, Sized};
 use super::question::{PlanError, Question, Shape};
-use super::search::{Drift, Found, Never, Scale, Search, Searcher, Tried, World};
+use super::search::{Drift, Found, LoadId, Never, Scale, Search, Searcher, Tried};
 use super::trial::{Layout, Runner, StepTimes};
 
 /// Settings that are tried: `max_num_seqs` and `max_num_batched_tokens`.
@@ -47,8 +47,8 @@ pub fn plan(
     let ample = guess(&question, &sample, &single, scale.rate, &mut steps)?.queueing() * 3;
     let seeds = (0..question.effort.seeds).map(|nth| question.seed.wrapping_add(nth));
     let of: Vec<_> = seeds.map(|seed| (scale, seed, Drift::NONE)).collect();
-    let worlds = searcher.worlds(&of, &single, ample)?;
-    Maker { question, sample, steps, scale, searcher, worlds, single, ample, progress }.make()
+    let loads = searcher.loads(&of, &single, ample)?;
+    Maker { question, sample, steps, scale, searcher, loads, single, ample, progress }.make()
 }
 
 pub(super) struct Maker<'a> {
@@ -58,7 +58,7 @@ pub(super) struct Maker<'a> {
     pub(super) scale: Scale,
     pub(super) searcher: Searcher<'a>,
     /// One for each seed.
-    worlds: Vec<World>,
+    loads: Vec<LoadId>,
     /// One pool with vLLM's own settings, and more replicas of it than needed.
     pub(super) single: Layout,
     pub(super) ample: u32,
@@ -173,21 +173,21 @@ impl Maker<'_> {
     }
 
     /// The load that candidates are compared on.
-    fn first(&self) -> Result<World, PlanError> {
-        self.worlds.first().copied().ok_or(PlanError::Stopped)
+    fn first(&self) -> Result<LoadId, PlanError> {
+        self.loads.first().copied().ok_or(PlanError::Stopped)
     }
 
     /// About the smallest counts of each layout, with the first seed. Searches
     /// start at what the formulas say, times `correction`.
     fn rough(&mut self, layouts: &[Layout], correction: f64) -> Result<Vec<Rough>, PlanError> {
-        let world = self.first()?;
+        let load = self.first()?;
         let mut searches = Vec::new();
         for layout in layouts {
             let guess = self.guess(layout, self.scale.rate)?;
             let counts =
                 guess.pools.iter().map(|one| (f64::from(one.queueing) * correction) as u32);
             let (layout, guess) = (layout.clone(), counts.collect());
-            searches.push(Search { layout, world, guess, tolerance: COARSE });
+            searches.push(Search { layout, load, guess, tolerance: COARSE });
         }
         let found = self.searcher.all(&searches)?;
         let rough = |(search, found): (Search, Result<Found, Never>)| Rough {
@@ -203,7 +203,7 @@ impl Maker<'_> {
         if !self.question.effort.tune {
             return Ok(all);
         }
-        let world = self.first()?;
+        let load = self.first()?;
         let settings: Vec<(u32, u32)> =
             SEATS.iter().flat_map(|seats| BATCHED.map(|batched| (*seats, batched))).collect();
         let mut tries = Vec::new();
@@ -213,7 +213,7 @@ impl Maker<'_> {
             for (seats, batched) in &settings {
                 let shape = |shape: &Shape| Shape { seats: *seats, batched: *batched, ..*shape };
                 let shapes = layout.shapes.iter().map(shape).collect();
-                tries.push((Layout { shapes, ..layout.clone() }, world, few.clone()));
+                tries.push((Layout { shapes, ..layout.clone() }, load, few.clone()));
             }
         }
         let misses = self.searcher.try_all(&tries)?;
@@ -238,7 +238,7 @@ impl Maker<'_> {
                 }
             }
             let guess = counts.clone().unwrap_or_default();
-            better.push(Search { layout: best, world, guess, tolerance: COARSE });
+            better.push(Search { layout: best, load, guess, tolerance: COARSE });
         }
         let found = self.searcher.all(&better)?;
         let mut found = better.into_iter().zip(found);
@@ -378,13 +378,13 @@ impl Maker<'_> {
         let mut searches = Vec::new();
         for Rough { layout, counts } in all {
             let Ok(counts) = counts else { continue };
-            let search = |world: &World| Search {
+            let search = |load: &LoadId| Search {
                 layout: layout.clone(),
-                world: *world,
+                load: *load,
                 guess: counts.clone(),
                 tolerance: FINE,
             };
-            searches.extend(self.worlds.iter().map(search));
+            searches.extend(self.loads.iter().map(search));
         }
         let mut found = self.searcher.all(&searches)?.into_iter();
         let mut alternatives = Vec::new();
@@ -394,7 +394,7 @@ impl Maker<'_> {
                 Err(why.clone())
             } else {
                 // All of them are taken, whichever fails.
-                let of_seeds: Vec<_> = found.by_ref().take(self.worlds.len()).collect();
+                let of_seeds: Vec<_> = found.by_ref().take(self.loads.len()).collect();
                 let of_seeds: Result<Vec<Found>, Never> = of_seeds.into_iter().collect();
                 of_seeds.map(|all| self.sized(&all)).map_err(|Never(why)| why)
             };

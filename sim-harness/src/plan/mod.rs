@@ -31,7 +31,7 @@ mod trial;
 pub use analytic::{Guess, PoolGuess};
 pub use answer::{Alternative, AtRate, Candidate, Drifted, Plan, Sized, Verified};
 pub use ask::{Ask, POOLS, UTILIZATION, WINDOW};
-pub use check::{Check, Held, held};
+pub use check::{Check, Checked, check_fleets};
 pub use emit::PoolPlan;
 pub use load::{LoadCurve, LoadPoint, load_curves};
 pub use make::plan;

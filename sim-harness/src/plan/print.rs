@@ -6,14 +6,10 @@ use serde_json::{Value, json};
 
 use super::answer::{Alternative, Plan};
 use super::price::Price;
-use crate::table::with_heads;
+use crate::table::{percent, with_heads};
 
 /// The hours of a year that prices are multiplied by.
 pub(super) const HOURS: f64 = 8_760.0;
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
-}
 
 fn saving(share: Option<f64>) -> String {
     share.map_or_else(|| "-".into(), percent)

@@ -9,10 +9,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::curve::{Budget, Curve, Missed};
+use super::curve::{Curve, MissBudget, Missed};
 use super::question::{PlanError, Question, Shape};
 use super::requests::{Counts, Need, Requests, Slice, rows};
-use super::trial::{Allowed, Gate, Layout, Outcome, Runner, Trial};
+use super::trial::{Allowed, Layout, Outcome, Runner, Trial};
+use crate::policy::Policy;
 use crate::workload::TraceRequest;
 
 /// How much of the load is simulated.
@@ -77,7 +78,7 @@ impl Drift {
 
 /// A load that fleets are tried on: what comes, and what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct World(usize);
+pub(super) struct LoadId(usize);
 
 struct Load {
     seed: u64,
@@ -89,7 +90,7 @@ struct Load {
 /// One pool's requests with one setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    world: World,
+    load: LoadId,
     oracle: bool,
     slice: Slice,
     seats: u32,
@@ -119,10 +120,10 @@ pub(super) struct Never(pub(super) String);
 /// What each pool of a layout missed; nothing where a run was ended early.
 pub(super) type Tried = Vec<Option<Missed>>;
 
-/// A search for one layout in one world.
+/// A search for one layout under one load.
 pub(super) struct Search {
     pub(super) layout: Layout,
-    pub(super) world: World,
+    pub(super) load: LoadId,
     /// Where to start.
     pub(super) guess: Vec<u32>,
     /// How near to the smallest it has to come: a share.
@@ -165,12 +166,12 @@ impl<'a> Searcher<'a> {
 
     /// Makes loads. What the gate takes each request for comes from a run of the
     /// gate itself, in front of one pool with so many replicas.
-    pub(super) fn worlds(
+    pub(super) fn loads(
         &mut self,
         of: &[(Scale, u64, Drift)],
         layout: &Layout,
         replicas: u32,
-    ) -> Result<Vec<World>, PlanError> {
+    ) -> Result<Vec<LoadId>, PlanError> {
         let trial = |(scale, seed, drift): &(Scale, u64, Drift)| {
             let counts = scale.requests();
             let rows = rows(&self.question, scale.rate, counts, *seed);
@@ -178,7 +179,8 @@ impl<'a> Searcher<'a> {
             Trial {
                 question: Arc::clone(&self.question),
                 layout: layout.clone(),
-                gate: Gate::Tells,
+                policy: Policy::Tidegate,
+                tells: true,
                 replicas: vec![(f64::from(replicas) * times).ceil() as u32],
                 rows: rows.iter().map(|row| drift.of(row)).collect(),
                 counts,
@@ -198,7 +200,7 @@ impl<'a> Searcher<'a> {
             let gate = Requests { needs: outcome.needs, rows, counts };
             self.loads.push(Load { seed, gate, truth });
         }
-        Ok((first..self.loads.len()).map(World).collect())
+        Ok((first..self.loads.len()).map(LoadId).collect())
     }
 
     pub(super) fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {
@@ -208,20 +210,20 @@ impl<'a> Searcher<'a> {
         if outcomes.len() == trials.len() { Ok(outcomes) } else { Err(PlanError::Stopped) }
     }
 
-    fn load(&self, world: World, oracle: bool) -> Option<&Requests> {
-        let load = self.loads.get(world.0)?;
+    fn requests_of(&self, load: LoadId, oracle: bool) -> Option<&Requests> {
+        let load = self.loads.get(load.0)?;
         Some(if oracle { &load.truth } else { &load.gate })
     }
 
     /// Requests of all pools that may miss.
-    pub(super) fn budget(&self, world: World) -> Budget {
-        let measured = self.load(world, false).map_or(0, |all| all.counts.measured);
-        Budget { all: measured / 100, own: OWN }
+    pub(super) fn budget(&self, load: LoadId) -> MissBudget {
+        let measured = self.requests_of(load, false).map_or(0, |all| all.counts.measured);
+        MissBudget { all: measured / 100, own: OWN }
     }
 
-    fn keys(layout: &Layout, world: World) -> Vec<Key> {
+    fn keys(layout: &Layout, load: LoadId) -> Vec<Key> {
         let key = |(nth, shape): (usize, &Shape)| Key {
-            world,
+            load,
             // All requests are all requests, whoever shares them out.
             oracle: layout.oracle && layout.shapes.len() > 1,
             slice: Slice::of(&layout.shapes, nth),
@@ -239,7 +241,7 @@ impl<'a> Searcher<'a> {
             if known.curve.knows(count) || keys.contains(&(key, count)) {
                 continue;
             }
-            let Some(load) = self.loads.get(key.world.0) else { continue };
+            let Some(load) = self.loads.get(key.load.0) else { continue };
             let (rows, counts) = if key.oracle { &load.truth } else { &load.gate }.slice(key.slice);
             if rows.is_empty() || counts.measured == 0 {
                 // Nobody comes: one replica is as good as any number.
@@ -252,7 +254,8 @@ impl<'a> Searcher<'a> {
             trials.push(Trial {
                 question: Arc::clone(&self.question),
                 layout: Layout { shapes: vec![alone], reserve: 1, oracle: key.oracle },
-                gate: Gate::None,
+                policy: Policy::Oracle,
+                tells: false,
                 replicas: vec![count],
                 rows,
                 counts,
@@ -278,8 +281,8 @@ impl<'a> Searcher<'a> {
 
     /// What a run of a pool need not go beyond.
     fn most(&self, key: Key) -> u64 {
-        let budget = self.budget(key.world).all;
-        let own = self.load(key.world, key.oracle).map_or(0, |all| {
+        let budget = self.budget(key.load).all;
+        let own = self.requests_of(key.load, key.oracle).map_or(0, |all| {
             // Cheap enough to count again: a run has a thousand times the work.
             all.slice(key.slice).1.measured / OWN
         });
@@ -289,16 +292,16 @@ impl<'a> Searcher<'a> {
     /// Runs these pools of a layout with these counts.
     pub(super) fn try_all(
         &mut self,
-        all: &[(Layout, World, Vec<u32>)],
+        all: &[(Layout, LoadId, Vec<u32>)],
     ) -> Result<Vec<Tried>, PlanError> {
         let mut wanted = Vec::new();
-        for (layout, world, counts) in all {
-            let keys = Self::keys(layout, *world).into_iter().zip(&layout.shapes).zip(counts);
+        for (layout, load, counts) in all {
+            let keys = Self::keys(layout, *load).into_iter().zip(&layout.shapes).zip(counts);
             wanted.extend(keys.map(|((key, shape), count)| (key, *shape, *count, self.most(key))));
         }
         self.pools(wanted)?;
-        let of = |(layout, world, counts): &(Layout, World, Vec<u32>)| {
-            let keys = Self::keys(layout, *world).into_iter().zip(counts);
+        let of = |(layout, load, counts): &(Layout, LoadId, Vec<u32>)| {
+            let keys = Self::keys(layout, *load).into_iter().zip(counts);
             // One that was ended early missed more than was seen.
             let of = |(key, count): (Key, &u32)| {
                 let outcome = self.known.get(&key)?.outcomes.get(count)?;
@@ -326,7 +329,7 @@ impl<'a> Searcher<'a> {
                 match self.next(search, progress) {
                     Next::Done(counts) => *done = Some(counts),
                     Next::Run(counts) => {
-                        let keys = Self::keys(&search.layout, search.world).into_iter();
+                        let keys = Self::keys(&search.layout, search.load).into_iter();
                         let all = keys.zip(&search.layout.shapes).zip(counts);
                         wanted.extend(
                             all.map(|((key, shape), count)| (key, *shape, count, self.most(key))),
@@ -341,7 +344,7 @@ impl<'a> Searcher<'a> {
         }
         let found = |(search, counts): (&Search, Option<Result<Vec<u32>, Never>>)| {
             counts.unwrap_or_else(|| Err(Never(String::new()))).map(|replicas| Found {
-                outcome: self.outcome(&search.layout, search.world, &replicas),
+                outcome: self.outcome(&search.layout, search.load, &replicas),
                 replicas,
             })
         };
@@ -350,7 +353,7 @@ impl<'a> Searcher<'a> {
 
     fn next(&self, search: &Search, progress: &mut Progress) -> Next {
         let none = Curve::default();
-        let keys = Self::keys(&search.layout, search.world);
+        let keys = Self::keys(&search.layout, search.load);
         let curves: Vec<&Curve> = keys
             .iter()
             .map(|key| self.known.get(key).map_or(&none, |known| &known.curve))
@@ -358,7 +361,7 @@ impl<'a> Searcher<'a> {
         if curves.iter().any(|curve| curve.most().is_none()) {
             return Next::Run(search.guess.iter().map(|count| (*count).max(1)).collect());
         }
-        let budget = self.budget(search.world);
+        let budget = self.budget(search.load);
         let seen = budget.seen(&curves);
         progress.rounds += 1;
         if let Some(counts) = budget.share(&curves) {
@@ -386,9 +389,9 @@ impl<'a> Searcher<'a> {
     /// More replicas do not help.
     fn give_up(&self, search: &Search, curves: &[&Curve]) -> Next {
         let counts: Vec<u32> = curves.iter().map(|curve| curve.most().unwrap_or(1)).collect();
-        let measured = self.load(search.world, false).map_or(1, |all| all.counts.measured);
+        let measured = self.requests_of(search.load, false).map_or(1, |all| all.counts.measured);
         let share = |misses: u64| misses as f64 / measured.max(1) as f64 * 100.0;
-        let outcome = self.outcome(&search.layout, search.world, &counts);
+        let outcome = self.outcome(&search.layout, search.load, &counts);
         let (late, slow) = missed(&outcome);
         let cut: u64 = outcome.pools.iter().map(|pool| pool.truncated).sum();
         let least = if outcome.whole { "" } else { "at least " };
@@ -404,9 +407,9 @@ impl<'a> Searcher<'a> {
     }
 
     /// What the pools do together, as far as it was seen whole.
-    fn outcome(&self, layout: &Layout, world: World, counts: &[u32]) -> Outcome {
+    fn outcome(&self, layout: &Layout, load: LoadId, counts: &[u32]) -> Outcome {
         let mut all = Outcome { whole: true, ..Outcome::default() };
-        for (key, count) in Self::keys(layout, world).into_iter().zip(counts) {
+        for (key, count) in Self::keys(layout, load).into_iter().zip(counts) {
             let known = self.known.get(&key);
             let of = known.and_then(|known| known.outcomes.get(count));
             let nobody = known.is_some_and(|known| known.curve.is_empty());

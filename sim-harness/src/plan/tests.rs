@@ -6,9 +6,9 @@ use tidegate::config::Config;
 use tidegate::pool::{Budget, choose};
 
 use super::requests::{Counts, Requests, Slice, rows};
-use super::trial::Gate;
 use super::*;
 use crate::kernels::{Architecture, Deployment, find_gpu};
+use crate::policy::Policy;
 use crate::workload::{AGENT_HEAVY, AZURE_2023, CapPolicy, Request};
 
 /// Llama-3.1-8B on an L40S.
@@ -65,7 +65,8 @@ fn trial(question: Question, layout: Layout, replicas: &[u32]) -> Trial {
     Trial {
         rows: rows(&question, 20.0, counts, 3),
         question: Arc::new(question),
-        gate: if layout.shapes.len() > 1 { Gate::Reads } else { Gate::None },
+        policy: if layout.shapes.len() > 1 { Policy::Tidegate } else { Policy::Oracle },
+        tells: false,
         allowed: Allowed::ALL,
         layout,
         replicas: replicas.to_vec(),
@@ -122,7 +123,8 @@ fn a_pool_alone_does_what_it_does_in_the_fleet() {
     let fleet = trial(question.clone(), two(), &[4, 4]);
     let whole = run(&fleet);
     let single = Layout { shapes: vec![largest()], ..two() };
-    let told = Trial { gate: Gate::Tells, ..trial(question.clone(), single.clone(), &[12]) };
+    let told = trial(question.clone(), single.clone(), &[12]);
+    let told = Trial { policy: Policy::Tidegate, tells: true, ..told };
     let requests =
         Requests { rows: Arc::clone(&told.rows), needs: run(&told).needs, counts: told.counts };
     let mut shared = 0;

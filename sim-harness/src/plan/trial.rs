@@ -76,23 +76,16 @@ impl Allowed {
     pub(super) const ALL: Self = Self { late: u64::MAX, slow: u64::MAX };
 }
 
-/// Who decides where a request goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gate {
-    /// The core's own, which reads texts.
-    Reads,
-    /// The same, and what it takes each request for is written down.
-    Tells,
-    /// Nobody has to guess: there is one pool, or lengths are known.
-    None,
-}
-
 /// One simulation to run. Equal trials have equal outcomes, wherever they run.
 #[derive(Clone, Debug)]
 pub struct Trial {
     pub(super) question: Arc<Question>,
     pub(super) layout: Layout,
-    pub(super) gate: Gate,
+    /// Who shares the requests out: the gate, which reads texts; or, where there
+    /// is one pool or lengths are known, the truth.
+    pub(super) policy: Policy,
+    /// What the gate takes each request for is written down.
+    pub(super) tells: bool,
     /// Of each pool.
     pub(super) replicas: Vec<u32>,
     /// Who comes when.
@@ -271,7 +264,12 @@ impl Trial {
         Self {
             question: Arc::clone(question),
             layout: layout.clone(),
-            gate: if layout.shapes.len() == 1 || layout.oracle { Gate::None } else { Gate::Reads },
+            policy: if layout.shapes.len() == 1 || layout.oracle {
+                Policy::Oracle
+            } else {
+                Policy::Tidegate
+            },
+            tells: false,
             replicas: replicas.to_vec(),
             rows: Arc::clone(rows),
             counts,
@@ -302,16 +300,15 @@ impl Trial {
         let source = fleet::Source {
             tenant: "all".into(),
             texts: vec![(Kind::English, 2), (Kind::Python, 1), (Kind::German, 1), (Kind::Json, 1)],
-            // Caps are for the gate: where there is none, whatever fits is served.
-            caps: if self.gate == Gate::None { CapPolicy::Actual } else { question.caps },
+            // Caps are for the gate to go by: else whatever fits is served.
+            caps: if self.policy == Policy::Oracle { CapPolicy::Actual } else { question.caps },
             retries: 0,
             ..fleet::Source::new(lengths, Arrivals::Trace { speed: 1.0 })
         };
         Ok(Scenario {
             config: Arc::new(config),
             gateways: Gateways { count: 1, workers: 2, retry_too_long: true },
-            // Nothing is to be estimated where all goes to one pool.
-            policy: if self.gate == Gate::None { Policy::Oracle } else { Policy::Tidegate },
+            policy: self.policy,
             pools,
             sources: vec![source],
             // To the last request's end.
@@ -329,7 +326,7 @@ impl Trial {
         let order: Vec<usize> = scenario.config.pool_names.iter().map(place).collect();
         let nanos = |seconds: f64| (seconds * SECOND as f64) as u64;
         let slo = self.question.slo;
-        let needs = if self.gate == Gate::Tells { self.rows.len() } else { 0 };
+        let needs = if self.tells { self.rows.len() } else { 0 };
         let mut judge = Judge {
             trial: self,
             order,

@@ -8,7 +8,7 @@
 use serde_json::{Value, json};
 
 use crate::engine::Ended;
-use crate::fleet::{Life, ReplicaTrace};
+use crate::fleet::{ReplicaTrace, RequestLife};
 
 /// Processes of the trace: one with the steps, one with the requests.
 const STEPS: u32 = 1;
@@ -94,7 +94,7 @@ impl Events {
         }
     }
 
-    fn life(&mut self, life: &Life) {
+    fn life(&mut self, life: &RequestLife) {
         let mut mark = |nanos: u64, phase: &str, name: &str, args: Option<Value>| {
             let mut event = json!({"ph": phase, "cat": "request", "id": life.job, "name": name,
                                    "pid": REQUESTS, "tid": 1});

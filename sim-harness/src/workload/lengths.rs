@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::str::FromStr;
 
 use serde_json::Value;
 
@@ -296,6 +297,19 @@ pub const AGENT_HEAVY: Lengths = Lengths {
 /// Those above by the names that commands and documents give them.
 pub static NAMED: [(&str, Lengths); 3] =
     [("azure", AZURE_2023), ("lmsys", LMSYS_CHAT_1M), ("agent", AGENT_HEAVY)];
+
+impl FromStr for Lengths {
+    type Err = String;
+
+    /// One of [`NAMED`].
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = NAMED.iter().find(|(name, _)| *name == text);
+        found.map(|(_, lengths)| lengths.clone()).ok_or_else(|| {
+            let names = NAMED.each_ref().map(|(name, _)| *name).join(", ");
+            format!("unknown lengths {text:?}; allowed: {names}")
+        })
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ pub use lengths::{
     AGENT_HEAVY, AZURE_2023, Cdf, LMSYS_CHAT_1M, LengthError, Lengths, NAMED, Split,
 };
 pub use rates::Rates;
-pub use scale::{Copies, Copy, mean_rate, mix};
+pub use scale::{ScaledRow, ScaledRows, mean_rate, mix};
 pub use sessions::{SESSIONS_HEADER, Turn, parse_sessions};
 pub use stream::{TraceReader, TraceRequest, parse_rows};
 pub use trace::{Trace, TraceError, parse_azure_csv, parse_mooncake_jsonl, parse_trace};

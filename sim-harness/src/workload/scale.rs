@@ -15,7 +15,7 @@ use crate::SECOND;
 
 /// Goes through a trace's rows, some of them several times or not at all.
 #[derive(Clone, Debug)]
-pub struct Copies {
+pub struct ScaledRows {
     factor: f64,
     /// Below 1: where the rounding starts.
     phase: f64,
@@ -26,7 +26,7 @@ pub struct Copies {
 
 /// One request of a scaled trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub struct ScaledRow {
     /// The row of the trace that it comes for.
     pub row: usize,
     /// Which of the row's requests it is, from 0.
@@ -35,7 +35,7 @@ pub struct Copy {
     pub of: u64,
 }
 
-impl Copies {
+impl ScaledRows {
     /// From this row on, each row `factor` times (above 0) on average; `phase`,
     /// below 1, says which rows get one more where it is no whole number.
     pub fn new(factor: f64, phase: f64, row: usize) -> Self {
@@ -52,7 +52,7 @@ impl Copies {
     }
 
     /// The next request; nothing after the last of so many rows.
-    pub fn next_of(&mut self, rows: usize) -> Option<Copy> {
+    pub fn next_of(&mut self, rows: usize) -> Option<ScaledRow> {
         while self.copy >= self.of {
             self.row += 1;
             self.copy = 0;
@@ -62,13 +62,13 @@ impl Copies {
             }
             self.of = self.count();
         }
-        let copy = Copy { row: self.row, copy: self.copy, of: self.of };
+        let copy = ScaledRow { row: self.row, copy: self.copy, of: self.of };
         self.copy += 1;
         (copy.row < rows).then_some(copy)
     }
 }
 
-impl Copy {
+impl ScaledRow {
     /// When it comes, on the trace's clock.
     pub fn arrival(&self, rows: &[TraceRequest]) -> u64 {
         let at = rows.get(self.row).map_or(0, |row| row.arrival);
@@ -139,8 +139,8 @@ mod tests {
         (square / counts.len() as f64).sqrt() / mean
     }
 
-    fn scaled(rows: &[TraceRequest], factor: f64) -> Vec<Copy> {
-        let mut copies = Copies::new(factor, 0.3, 0);
+    fn scaled(rows: &[TraceRequest], factor: f64) -> Vec<ScaledRow> {
+        let mut copies = ScaledRows::new(factor, 0.3, 0);
         std::iter::from_fn(|| copies.next_of(rows.len())).collect()
     }
 
@@ -181,14 +181,14 @@ mod tests {
     fn copies_of_a_row_have_other_contents_from_nearby() {
         let rows = 1_000;
         let contents: Vec<usize> =
-            (0..50).map(|copy| Copy { row: 500, copy, of: 50 }.content(rows)).collect();
+            (0..50).map(|copy| ScaledRow { row: 500, copy, of: 50 }.content(rows)).collect();
         let mut different = contents.clone();
         different.sort_unstable();
         different.dedup();
         assert!(different.len() > 25, "{contents:?}");
         assert!(contents.iter().all(|row| row.abs_diff(500) <= 50), "{contents:?}");
         // One crowd keeps its order.
-        let next = Copy { row: 501, copy: 7, of: 50 }.content(rows);
+        let next = ScaledRow { row: 501, copy: 7, of: 50 }.content(rows);
         assert_eq!(next, contents[7] + 1);
     }
 }

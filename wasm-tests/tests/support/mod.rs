@@ -3,7 +3,9 @@
 
 use std::path::Path;
 use tidegate_envoy_support::{Backend, Envoy};
-use tidegate_wasm_tests::{Host, Module, Outcome, Request, Response, Root, Vm, exchange};
+use tidegate_wasm_tests::{
+    Exchange, Host, Module, Outcome, Request, Response, Root, Verdict, Vm, exchange,
+};
 
 /// Two pools, at 8,192 and 131,072 tokens.
 pub const CONFIG: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
@@ -46,6 +48,15 @@ impl Worker {
     /// A chat of so many content bytes, answered with so many prompt tokens.
     pub fn chat(&self, bytes: usize, prompt_tokens: u64) -> Outcome {
         self.run(chat(bytes), &used(prompt_tokens, 10))
+    }
+
+    /// Sends a small chat; it is open, and in the cluster of that name.
+    pub fn place(&self) -> (Exchange, String) {
+        let exchange = chat(400).send(&self.vm, self.root).unwrap();
+        assert_eq!(exchange.stream().verdict().unwrap(), Verdict::Forwarded);
+        let headers = exchange.stream().upstream_headers().unwrap();
+        let pool = headers.text("x-tidegate-pool").unwrap().to_owned();
+        (exchange, pool)
     }
 
     pub fn count(&self, name: &str) -> u64 {

@@ -26,6 +26,15 @@ pub(super) struct ModelArgs {
 }
 
 impl ModelArgs {
+    /// Names of the precisions of weights and of keys and values.
+    pub(super) fn precisions(&self) -> [&'static str; 2] {
+        let of = |arg: PrecisionArg| {
+            let precision = Precision::from(arg);
+            Precision::NAMED.iter().find(|(_, one)| *one == precision).map_or("", |(name, _)| name)
+        };
+        [of(self.weights), of(self.kv)]
+    }
+
     /// The model on its GPUs, its experts split as all else is.
     pub(super) fn deployment(&self) -> Result<Deployment, CommandError> {
         let model = Architecture::find(&self.model)

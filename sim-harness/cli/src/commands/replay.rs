@@ -4,13 +4,13 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tidegate_sim::workload::CapPolicy;
+use tidegate_sim::workload::{AZURE_2023, CapPolicy, Lengths};
 
 use super::CommandError;
 use crate::files;
 use crate::interrupt::Interrupt;
 use crate::progress;
-use crate::replay::{self, Options, Promises, Report, Run, Senders, Source, Style, Synthetic};
+use crate::replay::{self, Options, Promises, Report, Run, Senders, Source, Style};
 use crate::replay::{TENANTS_EXAMPLE, TenantReport, Windows, Workload};
 use crate::tokenizer::Tokenizer;
 
@@ -28,7 +28,7 @@ pub(super) struct Args {
     trace: Option<PathBuf>,
     /// A published distribution: azure, lmsys or agent.
     #[arg(long, value_name = "NAME")]
-    synthetic: Option<Synthetic>,
+    synthetic: Option<Lengths>,
     /// Many tenants, each with its own clients: see below.
     #[arg(long, value_name = "FILE",
           conflicts_with_all = ["requests", "rate", "caps", "speedup"])]
@@ -158,11 +158,11 @@ impl Args {
 
     /// A trace or a distribution.
     async fn workload(&self, options: &Options) -> Result<Ended, CommandError> {
-        let source = match (&self.trace, self.synthetic) {
+        let source = match (&self.trace, &self.synthetic) {
             (Some(path), _) => {
                 Source::Trace(files::read(path).map_err(|e| CommandError::File("--trace", e))?)
             }
-            (None, named) => Source::Synthetic(named.unwrap_or(Synthetic::Azure)),
+            (None, named) => Source::Drawn(named.clone().unwrap_or(AZURE_2023)),
         };
         let workload = Workload {
             source,

@@ -3,11 +3,11 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use tidegate_sim::workload::CapPolicy;
-//! use tidegate_sim_cli::replay::{self, Options, Report, Source, Style, Synthetic, Workload};
+//! use tidegate_sim::workload::{AZURE_2023, CapPolicy};
+//! use tidegate_sim_cli::replay::{self, Options, Report, Source, Style, Workload};
 //!
 //! let workload = Workload {
-//!     source: Source::Synthetic(Synthetic::Azure),
+//!     source: Source::Drawn(AZURE_2023),
 //!     requests: Some(300),
 //!     rate: Some(20.0),
 //!     speedup: 1.0,
@@ -42,9 +42,7 @@ use tokio::task::JoinSet;
 
 pub use self::drive::run_tenants;
 pub use self::judge::{Verdict, Window, Windows, WindowsError, judge};
-pub use self::plan::{
-    DEFAULT_RATE, DEFAULT_REQUESTS, Prepared, Source, Style, Synthetic, Workload, prepare,
-};
+pub use self::plan::{DEFAULT_RATE, DEFAULT_REQUESTS, Prepared, Source, Style, Workload, prepare};
 pub use self::report::{Errors, Estimate, Percentiles, PoolRow, Report};
 pub use self::send::{Answered, Decision, Failure, Origin, Outcome, send};
 pub use self::senders::{

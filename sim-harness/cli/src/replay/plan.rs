@@ -1,52 +1,15 @@
 //! What is sent: a workload with real text around it.
 
 use std::fmt::Write as _;
-use std::str::FromStr;
 
 use serde_json::Value;
 use tidegate_sim::rng::Pcg;
 use tidegate_sim::workload::{
-    AGENT_HEAVY, AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Lengths, Request, Trace, apply_caps,
-    compress, parse_trace, poisson, synthesize,
+    CapPolicy, Lengths, Request, Trace, apply_caps, compress, parse_trace, poisson, synthesize,
 };
 
 use super::ReplayError;
 use crate::text::{Kind, LEAST_CHAT_TOKENS, Library, Message};
-
-/// A published length distribution that the project carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Synthetic {
-    /// Azure LLM inference trace 2023.
-    Azure,
-    /// LMSYS-Chat-1M.
-    Lmsys,
-    /// A mixture of agents' requests.
-    Agent,
-}
-
-impl Synthetic {
-    /// The distribution.
-    pub fn lengths(self) -> Lengths {
-        match self {
-            Self::Azure => AZURE_2023,
-            Self::Lmsys => LMSYS_CHAT_1M,
-            Self::Agent => AGENT_HEAVY,
-        }
-    }
-}
-
-impl FromStr for Synthetic {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "azure" => Ok(Self::Azure),
-            "lmsys" => Ok(Self::Lmsys),
-            "agent" => Ok(Self::Agent),
-            _ => Err(format!("unknown workload {text:?}; allowed: azure, lmsys, agent")),
-        }
-    }
-}
 
 /// Where lengths and times come from.
 #[derive(Clone, Debug)]
@@ -54,7 +17,7 @@ pub enum Source {
     /// The plain bytes of a trace file: see [`parse_trace`].
     Trace(Vec<u8>),
     /// A distribution that the project carries.
-    Synthetic(Synthetic),
+    Drawn(Lengths),
 }
 
 /// Which requests are sent, and when.
@@ -101,7 +64,7 @@ impl Workload {
             synthesize(lengths, count, self.rate.unwrap_or(DEFAULT_RATE), self.seed)
         };
         let mut requests = match &self.source {
-            Source::Synthetic(named) => drawn(&named.lengths()),
+            Source::Drawn(lengths) => drawn(lengths),
             Source::Trace(bytes) => match parse_trace(bytes).map_err(ReplayError::Trace)? {
                 Trace::Totals(cdf) => drawn(&Lengths::from_total(cdf)),
                 Trace::Timed(mut requests) => {
@@ -253,6 +216,7 @@ fn json_string(text: &str, escaped: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_sim::workload::LMSYS_CHAT_1M;
 
     fn workload(source: Source) -> Workload {
         Workload {
@@ -269,7 +233,7 @@ mod tests {
     fn bodies_have_the_planned_prompt_and_cap() {
         let library = Library::new("cl100k_base".parse().unwrap());
         let style = Style { escaped_share: 0.5, ..Style::new("m \"x\"", 3) };
-        let requests = workload(Source::Synthetic(Synthetic::Lmsys)).build().unwrap();
+        let requests = workload(Source::Drawn(LMSYS_CHAT_1M)).build().unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for (index, request) in requests.into_iter().take(150).enumerate() {
             let prepared = prepare(&library, &style, index, request);
@@ -328,6 +292,6 @@ mod tests {
         assert!(workload.build().unwrap_err().to_string().contains("requests"));
         workload.source = Source::Trace("nonsense".into());
         assert!(workload.build().unwrap_err().to_string().contains("allowed: Azure CSV"));
-        assert!("azur".parse::<Synthetic>().unwrap_err().contains("azure, lmsys, agent"));
+        assert!("azur".parse::<Lengths>().unwrap_err().contains("azure, lmsys, agent"));
     }
 }

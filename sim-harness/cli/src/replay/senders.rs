@@ -8,7 +8,6 @@ use serde_json::Value;
 use tidegate_sim::rng::Pcg;
 use tidegate_sim::workload::{CapPolicy, Lengths, Request, apply_caps};
 
-use super::plan::Synthetic;
 use crate::fields::{FieldError, Fields};
 use crate::text::LEAST_CHAT_TOKENS;
 
@@ -299,9 +298,8 @@ fn sizes(fields: &Fields<'_>) -> Result<Sizes, FieldError> {
     if fixed {
         return Err(fields.wrong("lengths", "either lengths, or input_tokens and output_tokens"));
     }
-    let named: Result<Synthetic, String> = fields.text("lengths")?.parse();
-    let named = named.map_err(|_| fields.wrong("lengths", "azure, lmsys or agent"))?;
-    Ok(Sizes::Drawn(named.lengths()))
+    let lengths = fields.text("lengths")?.parse();
+    lengths.map(Sizes::Drawn).map_err(|_| fields.wrong("lengths", "azure, lmsys or agent"))
 }
 
 fn caps(fields: &Fields<'_>) -> Result<Caps, FieldError> {

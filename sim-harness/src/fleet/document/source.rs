@@ -8,9 +8,7 @@ use super::super::{Arrivals, LengthSource, Sessions, Source, Tail};
 use super::{DocumentError, Files, time};
 use crate::fields::{FieldError, Fields};
 use crate::texts::Kind;
-use crate::workload::{
-    CapPolicy, Lengths, NAMED, Rates, Trace, parse_rows, parse_sessions, parse_trace,
-};
+use crate::workload::{CapPolicy, Lengths, Rates, Trace, parse_rows, parse_sessions, parse_trace};
 
 const SOURCE_FIELDS: [&str; 14] = [
     "tenant",
@@ -162,9 +160,8 @@ fn lengths(
     let lengths = match *kind {
         "named" => {
             let name = fields.get("named").and_then(Value::as_str);
-            let named = NAMED.iter().find(|(known, _)| name == Some(*known));
-            let named = named.ok_or_else(|| fields.wrong("named", "azure, lmsys, agent"))?;
-            LengthSource::Drawn(named.1.clone())
+            let named = name.and_then(|name| name.parse().ok());
+            LengthSource::Drawn(named.ok_or_else(|| fields.wrong("named", "azure, lmsys, agent"))?)
         }
         "file" => {
             let (name, bytes) = read("file")?;

@@ -29,14 +29,14 @@ pub struct ReplicaTrace {
     /// Its steps, in order of time. They do not overlap.
     pub steps: Vec<Ended>,
     /// The requests that came to it meanwhile, in that order, each to its end.
-    pub lives: Vec<Life>,
+    pub lives: Vec<RequestLife>,
     /// There was more than is kept.
     pub full: bool,
 }
 
 /// One request in a replica. Nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Life {
+pub struct RequestLife {
     /// Its name there.
     pub job: JobId,
     /// Tokens of its prompt.
@@ -89,7 +89,7 @@ impl Follower {
             return;
         }
         self.open.insert(job, self.trace.lives.len());
-        self.trace.lives.push(Life {
+        self.trace.lives.push(RequestLife {
             job,
             prompt_tokens: prompt,
             output_tokens: output,
@@ -102,7 +102,7 @@ impl Follower {
         });
     }
 
-    fn life(&mut self, job: JobId) -> Option<&mut Life> {
+    fn life(&mut self, job: JobId) -> Option<&mut RequestLife> {
         self.trace.lives.get_mut(*self.open.get(&job)?)
     }
 

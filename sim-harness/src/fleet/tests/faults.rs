@@ -3,7 +3,7 @@
 use super::*;
 
 fn down(replica: u32, from: u64, to: u64) -> Fault {
-    Fault { replica, during: (from * SECOND, to * SECOND), what: What::Down }
+    Fault { replica, during: (from * SECOND, to * SECOND), what: FaultKind::Down }
 }
 
 /// Requests of 0.9 s each, one a second, to a short pool of two replicas.
@@ -112,7 +112,8 @@ fn a_restart_forgets_no_counts() {
 
 #[test]
 fn a_slow_replica_is_slow_for_a_while() {
-    let slow = |factor| Fault { replica: 0, during: (0, 4 * SECOND), what: What::Slow(factor) };
+    let slow =
+        |factor| Fault { replica: 0, during: (0, 4 * SECOND), what: FaultKind::Slow(factor) };
     let took = |faults: Vec<Fault>, at| {
         let mut scenario = scenario("", vec![traced("t", &[(at, 100, 50)])]);
         scenario.pools[1].faults = faults;

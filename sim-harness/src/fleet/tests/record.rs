@@ -33,7 +33,7 @@ fn a_record_adds_up_to_the_report_and_changes_nothing() {
     assert_eq!(super::super::record(&scenario, 3, Some(follow("short"))).unwrap().1, record);
     let mut left = 0;
     for (pool, of) in report.pools.iter().zip(&record.pools) {
-        let sum = |of_moment: fn(&Moment) -> u64| of.moments.iter().map(of_moment).sum::<u64>();
+        let sum = |of_moment: fn(&PoolMoment) -> u64| of.moments.iter().map(of_moment).sum::<u64>();
         assert_eq!(of.name, pool.name);
         assert_eq!(of.lengths.iter().sum::<u64>(), pool.sent);
         for (found, expected) in [
