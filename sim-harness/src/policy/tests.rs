@@ -178,3 +178,29 @@ fn spillover_counts_what_is_in_the_pool() {
     assert_eq!(choose(4_097, 9.0), ("long".into(), false));
     assert!(Policy::Tidegate.choose(&known(1), &|_| 0.0).is_none());
 }
+
+/// Thresholds are for what a request takes, windows for what it may take: who
+/// knows the lengths goes by the truth for the one and by the cap for the other.
+#[test]
+fn the_oracle_goes_by_true_lengths_and_fits_the_cap() {
+    let document = DOCUMENT.replacen("4096", "4096, \"threshold\": 1000", 1);
+    let config = Config::parse(document.as_bytes()).unwrap();
+    let model = config.base().model(Some(b"m")).unwrap();
+    assert!(model.pools[0].threshold == 1_000 && model.pools[0].max_model_len == 4_096);
+    let budget = Budget {
+        input: 0,
+        fit: 60_000,
+        need: 60_000,
+        reserve: 0,
+        output_cap: 0,
+        output_learned: 0,
+    };
+    let goes = |output: u64, cap: u64| {
+        let known = Known { model, budget, bytes: 0, cap: Some(cap), truth: (800, output) };
+        Policy::Oracle.choose(&known, &|_| 0.0).unwrap().pool.name.clone()
+    };
+    assert_eq!(
+        (goes(200, 3_296), goes(201, 3_296), goes(200, 3_297)),
+        ("short".into(), "long".into(), "long".into())
+    );
+}
