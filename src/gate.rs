@@ -234,7 +234,7 @@ impl Gate {
             answers: facts.n.max(1),
             silent: facts.silent(),
             model: facts.model,
-            text: facts.text,
+            text: Box::new(facts.text),
         };
         (estimated, facts.unreadable > 0)
     }

@@ -98,95 +98,153 @@ impl Matrix {
         for (at, row) in factor.iter().enumerate() {
             let mut root = [0.0; FEATURES];
             *root.get_mut(at)? = 1.0;
-            for (weight, earlier) in row.iter().zip(&roots) {
-                axpy(&mut root, -weight, earlier);
+            for (j, (weight, earlier)) in row.iter().zip(&roots).enumerate() {
+                axpy(&mut root, -weight, earlier.get(..=j)?);
             }
             let pivot = row.get(at)?;
             for value in &mut root {
                 *value /= pivot;
             }
-            inverse.add_outer(&root, 1.0);
+            for (i, (row, value)) in inverse.0.iter_mut().zip(&root).enumerate().take(at + 1) {
+                axpy(row, *value, root.get(..=i)?);
+            }
             roots.push(root);
         }
+        inverse.mirror();
         Some(inverse)
     }
 }
 
-/// Adds a multiple of `x`.
-pub(super) fn axpy(out: &mut Vector, factor: f64, x: &Vector) {
+/// Adds a multiple of `x` to as many of the first.
+pub(super) fn axpy(out: &mut [f64], factor: f64, x: &[f64]) {
     for (slot, value) in out.iter_mut().zip(x) {
         *slot += factor * value;
     }
 }
 
+/// The product of two vectors of one length. Four sums, for one would wait for
+/// itself at each step.
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).fold(0.0, |sum, (a, b)| sum + a * b)
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<4>(), b.as_chunks::<4>());
+    let mut sums = [0.0; 4];
+    for (a, b) in a.iter().zip(b) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    let rest = a_rest.iter().zip(b_rest).fold(0.0, |sum, (a, b)| sum + a * b);
+    let [first, second, third, fourth] = sums;
+    (first + second) + (third + fourth) + rest
+}
+
+/// One number for each feature in single precision, and zeros that make whole
+/// chunks of them, where a processor's vectors start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(align(16))]
+pub(super) struct Row([f32; FEATURES.next_multiple_of(CHUNK)]);
+
+/// Numbers that are worked on together.
+const CHUNK: usize = 8;
+
+// Functions of their own tell the compiler that nothing overlaps: it makes vectors of
+// them, and does not where they stand in a loop.
+impl Row {
+    const ZERO: Self = Self([0.0; _]);
+
+    /// Adds a multiple of another.
+    #[inline(never)]
+    fn add(&mut self, factor: f32, x: &Self) {
+        for (slot, x) in self.0.iter_mut().zip(&x.0) {
+            *slot += factor * x;
+        }
+    }
+
+    /// The product with another.
+    #[inline(never)]
+    fn dot(&self, x: &Self) -> f32 {
+        let mut sums = [0.0; CHUNK];
+        for (row, x) in self.0.as_chunks::<CHUNK>().0.iter().zip(x.0.as_chunks::<CHUNK>().0) {
+            for ((sum, value), x) in sums.iter_mut().zip(row).zip(x) {
+                *sum += value * x;
+            }
+        }
+        sums.iter().sum()
+    }
+
+    /// Adds a multiple of its first to as many numbers.
+    #[inline(never)]
+    pub(super) fn add_to(&self, out: &mut [f32], factor: f32) {
+        let (chunks, rest) = out.as_chunks_mut::<CHUNK>();
+        let full = chunks.len() * CHUNK;
+        for (chunk, x) in chunks.iter_mut().zip(self.0.as_chunks::<CHUNK>().0) {
+            for (slot, x) in chunk.iter_mut().zip(x) {
+                *slot += factor * x;
+            }
+        }
+        for (slot, x) in rest.iter_mut().zip(self.0.iter().skip(full)) {
+            *slot += factor * x;
+        }
+    }
+}
+
+impl From<&Vector> for Row {
+    fn from(x: &Vector) -> Self {
+        let mut row = Self::ZERO;
+        for (slot, value) in row.0.iter_mut().zip(x) {
+            *slot = *value as f32;
+        }
+        row
+    }
 }
 
 /// How uncertain coefficients are, together: in single precision, for it takes
 /// most of the arithmetic.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Covariance(Vec<[f32; FEATURES]>);
+pub(super) struct Covariance(Vec<Row>);
 
 impl Covariance {
+    /// The rows of features that a text has, with the feature. Most have none of
+    /// most scripts.
+    fn used<'a>(&'a self, x: &'a Vector) -> impl Iterator<Item = (f64, &'a Row)> {
+        let rows = self.0.iter().zip(x);
+        rows.filter(|(_, xi)| **xi != 0.0).map(|(row, xi)| (*xi, row))
+    }
+
     /// The product with a vector; columns are taken for rows.
-    fn times(&self, x: &Vector) -> [f32; FEATURES] {
-        let mut out = [0.0; FEATURES];
-        for (row, xi) in self.0.iter().zip(x) {
-            // Most features of a text are zero: most scripts.
-            if *xi != 0.0 {
-                add_multiple(&mut out, *xi as f32, row);
-            }
+    fn times(&self, x: &Vector) -> Row {
+        let mut out = Row::ZERO;
+        for (xi, row) in self.used(x) {
+            out.add(xi as f32, row);
         }
         out
     }
 
     /// `xᵀ M x`.
     fn form(&self, x: &Vector) -> f64 {
-        let mut used = [(0, 0.0); FEATURES];
-        let nonzero = x.iter().copied().enumerate().filter(|(_, xi)| *xi != 0.0);
-        let mut count = 0;
-        for (slot, entry) in used.iter_mut().zip(nonzero) {
-            *slot = entry;
-            count += 1;
+        let short = Row::from(x);
+        self.used(x).fold(0.0, |sum, (xi, row)| sum + xi * f64::from(row.dot(&short)))
+    }
+}
+
+impl From<&Row> for Vector {
+    fn from(row: &Row) -> Self {
+        let mut x = [0.0; FEATURES];
+        for (slot, value) in x.iter_mut().zip(&row.0) {
+            *slot = f64::from(*value);
         }
-        let used = used.get(..count).unwrap_or_default();
-        let mut sum = 0.0;
-        for (at, (i, xi)) in used.iter().enumerate() {
-            let Some(row) = self.0.get(*i) else { return sum };
-            let value = |j: usize| f64::from(row.get(j).copied().unwrap_or(0.0));
-            let before = used.get(..at).unwrap_or_default().iter();
-            let cross = before.fold(0.0, |sum, (j, xj)| sum + value(*j) * xj);
-            sum += xi * (2.0 * cross + value(*i) * xi);
-        }
-        sum
+        x
     }
 }
 
 impl From<&Matrix> for Covariance {
     fn from(matrix: &Matrix) -> Self {
-        Self(matrix.0.iter().map(|row| row.map(|value| value as f32)).collect())
+        Self(matrix.0.iter().map(Row::from).collect())
     }
 }
 
 impl From<&Covariance> for Matrix {
     fn from(covariance: &Covariance) -> Self {
-        Self(covariance.0.iter().map(|row| row.map(f64::from)).collect())
-    }
-}
-
-/// Adds a multiple of the first of `x`. A function of its own tells the
-/// compiler that nothing overlaps.
-pub(super) fn add_multiple(out: &mut [f32], factor: f32, x: &[f32; FEATURES]) {
-    let (chunks, rest) = out.as_chunks_mut::<8>();
-    let full = chunks.len() * 8;
-    for (chunk, x) in chunks.iter_mut().zip(x.as_chunks::<8>().0) {
-        for (slot, x) in chunk.iter_mut().zip(x) {
-            *slot += factor * x;
-        }
-    }
-    for (slot, x) in rest.iter_mut().zip(x.iter().skip(full)) {
-        *slot += factor * x;
+        Self(covariance.0.iter().map(Vector::from).collect())
     }
 }
 
@@ -208,16 +266,14 @@ impl Belief {
     /// was expected and the variance of that.
     pub(super) fn update(&mut self, x: &Vector, y: f64, noise: impl FnOnce(f64, f64) -> f64) {
         let reach = self.covariance.times(x);
-        let variance =
-            reach.iter().zip(x).fold(0.0, |sum, (r, x)| sum + f64::from(*r) * x).max(0.0);
+        let wide = Vector::from(&reach);
+        let variance = dot(&wide, x).max(0.0);
         let expected = dot(&self.mean, x);
         let total = variance + noise(expected, variance);
-        let gain = (y - expected) / total;
-        for (slot, r) in self.mean.iter_mut().zip(reach) {
-            *slot += gain * f64::from(r);
-        }
-        for (row, r) in self.covariance.0.iter_mut().zip(reach) {
-            add_multiple(row, -r / total as f32, &reach);
+        axpy(&mut self.mean, (y - expected) / total, &wide);
+        let less = (-1.0 / total) as f32;
+        for (row, r) in self.covariance.0.iter_mut().zip(reach.0) {
+            row.add(less * r, &reach);
         }
     }
 }

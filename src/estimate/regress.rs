@@ -6,7 +6,7 @@
 //! each own answer at once and the sum of all parts now and then.
 
 use super::features::FEATURES;
-use super::linear::{Belief, Vector, add_multiple, axpy, dot};
+use super::linear::{Belief, Row, Vector, axpy, dot};
 use super::prior::{self, Prior};
 use super::table::{Table, Taught};
 use super::{Estimate, MODELS_MAX};
@@ -104,13 +104,13 @@ impl Evidence {
     }
 
     fn learn(&mut self, x: &Vector, excess: f64, weight: f64) {
-        let short = x.map(|xi| xi as f32);
+        let short = Row::from(x);
         let mut rest = self.information.as_mut_slice();
         for (at, xi) in x.iter().enumerate() {
             let (row, next) = rest.split_at_mut_checked(at + 1).unwrap_or_default();
             if *xi != 0.0 {
                 let factor = (weight * xi) as f32;
-                add_multiple(row, factor, &short);
+                short.add_to(row, factor);
             }
             rest = next;
         }

@@ -65,7 +65,8 @@ pub(super) struct Estimated {
     pub(super) key: Key,
     pub(super) api: Api,
     pub(super) budget: Budget,
-    pub(super) text: Tally,
+    /// Boxed, as a ticket is moved several times.
+    pub(super) text: Box<Tally>,
     pub(super) messages: u64,
     /// Prompt tokens that were given as ids.
     pub(super) token_ids: u64,

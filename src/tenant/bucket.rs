@@ -33,6 +33,9 @@ pub(super) const UNIT: i64 = 1_000_000_000;
 /// Tokens of a burst, of a floor, or of one charge, at the most.
 pub const TOKENS_MAX: u64 = 1 << 31;
 
+/// Stands for the number of starts of a bucket that was never used.
+const UNUSED: u8 = u8::MAX;
+
 /// The most that can be charged: a burst and a floor.
 const CHARGED_MAX: i64 = 2 * TOKENS_MAX.cast_signed() * UNIT;
 
@@ -270,10 +273,14 @@ impl Bucket {
 
     /// Appends its bytes.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
+        // Most buckets of most accounts.
+        if *self == Self::default() {
+            return bytes.push(UNUSED);
+        }
         let Law { tokens, period, burst, floor } = self.law;
         let at = self.at.as_nanos();
-        put(bytes, &[tokens, period.as_nanos(), burst, floor, at, self.last]);
         bytes.push(self.starts.len() as u8);
+        put(bytes, &[tokens, period.as_nanos(), burst, floor, at, self.last]);
         for start in &self.starts {
             put(bytes, &[start.id, start.charged.cast_unsigned()]);
         }
@@ -281,6 +288,10 @@ impl Bucket {
 
     /// Reads what [`encode`](Self::encode) wrote; `None` if it cannot be that.
     pub(super) fn decode(bytes: &mut &[u8]) -> Option<Self> {
+        let [count] = take(bytes)?;
+        if count == UNUSED {
+            return Some(Self::default());
+        }
         let law = Law {
             tokens: take_u64(bytes)?,
             period: Span::from_nanos(take_u64(bytes)?),
@@ -289,7 +300,6 @@ impl Bucket {
         };
         let at = Instant::from_nanos(take_u64(bytes)?);
         let last = take_u64(bytes)?;
-        let [count] = take(bytes)?;
         let mut starts: Vec<Start> = Vec::with_capacity(STARTS_MAX.min(count.into()));
         for _ in 0..count {
             let (id, charged) = (take_u64(bytes)?, take_u64(bytes)?.cast_signed());

@@ -6,7 +6,7 @@ use crate::share::{Slots, Updated};
 
 /// Part of the slots' names as well, so that builds of different layouts do not
 /// touch each other's.
-const LAYOUT: u32 = 4;
+const LAYOUT: u32 = 5;
 
 /// The head of the slot of the thing whose full name has this hash.
 pub(super) fn head(magic: [u8; 4], key: u64) -> Vec<u8> {
@@ -79,10 +79,12 @@ fn name<C: Content>(instance: u64, key: u64) -> String {
 }
 
 fn hex(text: &mut String, number: u64) {
-    for place in (0..16).rev() {
-        text.extend(char::from_digit((number >> (4 * place)) as u32 & 0xF, 16));
-    }
+    let digit = |place: usize| DIGITS.get((number >> (60 - 4 * place)) as usize & 0xF);
+    let digits: [u8; 16] = core::array::from_fn(|place| digit(place).copied().unwrap_or_default());
+    text.push_str(str::from_utf8(&digits).unwrap_or_default());
 }
+
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
 
 #[cfg(test)]
 mod tests {
