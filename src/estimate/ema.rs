@@ -171,9 +171,16 @@ pub(super) fn estimate(
     messages: u64,
 ) -> Estimate {
     let ratio = ratio(settings, tables, model, category(text));
-    let low = (ratio.mean - settings.margin * ratio.deviation).max(ratio.mean / 2.0);
     let (bytes, template) = (text.total() as f64, settings.template_tokens(messages) as f64);
-    Estimate { mean: bytes / ratio.mean + template, high: bytes / low + template }
+    let tokens = |deviation: f64| {
+        bytes / (ratio.mean - settings.margin * deviation).max(ratio.mean / 2.0) + template
+    };
+    Estimate {
+        mean: tokens(0.0),
+        // A mean errs by less, the more it is of.
+        mean_high: tokens(ratio.deviation / (ratio.samples + 1.0).sqrt()),
+        high: tokens(ratio.deviation),
+    }
 }
 
 /// Learns that a text took so many tokens, those of the template not counted.

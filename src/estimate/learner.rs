@@ -110,7 +110,7 @@ impl Learner {
         messages: u64,
     ) -> Estimate {
         if text.total() == 0 && messages == 0 {
-            return Estimate { mean: 0.0, high: 0.0 };
+            return Estimate { mean: 0.0, mean_high: 0.0, high: 0.0 };
         }
         let estimate = match settings.kind {
             Kind::Ema => ema::estimate(
@@ -132,7 +132,8 @@ impl Learner {
         };
         let bounds = Bounds::new(settings, text, messages);
         let mean = bounds.clamp(estimate.mean);
-        Estimate { mean, high: bounds.clamp(estimate.high).max(mean) }
+        let mean_high = bounds.clamp(estimate.mean_high).max(mean);
+        Estimate { mean, mean_high, high: bounds.clamp(estimate.high).max(mean_high) }
     }
 
     /// Learns that a prompt took so many tokens, token ids not counted.

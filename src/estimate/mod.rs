@@ -110,6 +110,9 @@ impl Settings {
 pub struct Estimate {
     /// The expected tokens.
     pub mean: f64,
+    /// The same, if what was learned is as far off as it may be: at least `mean`, at
+    /// most `high`, and nearer to `mean` with each answer to such a text.
+    pub mean_high: f64,
     /// Tokens that the text will hardly exceed; at least `mean`.
     pub high: f64,
 }

@@ -338,8 +338,8 @@ pub(super) fn margin(evidence: [Option<&Evidence>; 2], prior: &Prior) -> f64 {
 pub(super) fn estimate(belief: &Belief, margin: f64, x: &Vector) -> Estimate {
     let (mean, variance) = belief.predict(x);
     let mean = mean.max(1.0);
-    let high = mean + margin * (variance + noise(mean)).sqrt();
-    Estimate { mean, high }
+    let above = |variance: f64| mean + margin * variance.sqrt();
+    Estimate { mean, mean_high: above(variance), high: above(variance + noise(mean)) }
 }
 
 /// The margin of a model of which no residual is known.

@@ -199,11 +199,36 @@ fn what_was_exported_can_be_given() {
 }
 
 #[test]
+fn what_the_mean_may_be_off_shrinks_with_answers_and_what_texts_differ_stays() {
+    for kind in [Kind::Regress, Kind::Ema] {
+        let (settings, mut learner) = (settings(kind), Learner::default());
+        let (text, _) = sample(3, A);
+        let off = |learner: &Learner| {
+            let Estimate { mean, mean_high, high } = learner.estimate(&settings, MODEL, &text, 1);
+            (mean_high / mean - 1.0, high / mean - 1.0)
+        };
+        let mut all = vec![off(&learner)];
+        for (from, to) in [(0, 4), (4, 40), (40, 400)] {
+            for n in from..to {
+                // A twentieth more or less, whatever the text.
+                let (text, tokens) = sample(n, A);
+                let tokens = if n % 2 == 0 { tokens * 19 / 20 } else { tokens * 21 / 20 };
+                learner.learn(at(n), &settings, MODEL, &text, 1, tokens);
+            }
+            all.push(off(&learner));
+        }
+        assert!(all.is_sorted_by(|a, b| a.0 > b.0 - 1e-4), "{kind:?}: {all:?}");
+        let last = all.last().unwrap();
+        assert!(last.0 < 0.02 && last.1 > 2.0 * last.0, "{kind:?}: {all:?}");
+    }
+}
+
+#[test]
 fn a_prompt_without_text_costs_nothing() {
     let estimate = |messages| {
         Learner::default().estimate(&settings(Kind::Regress), MODEL, &Tally::default(), messages)
     };
-    assert_eq!(estimate(0), Estimate { mean: 0.0, high: 0.0 });
+    assert_eq!(estimate(0), Estimate { mean: 0.0, mean_high: 0.0, high: 0.0 });
     assert!(estimate(1).mean > 1.0);
 }
 
@@ -240,7 +265,8 @@ proptest! {
                 if *tools { text.add(Class::Tools, *more) } else { text.extend(*more) }
                 learner.learn(at(second as u64), &settings, MODEL, &text, *messages, *tokens);
                 let estimate = learner.estimate(&settings, MODEL, &text, *messages);
-                prop_assert!(estimate.mean > 0.0 && estimate.high >= estimate.mean);
+                let Estimate { mean, mean_high, high } = estimate;
+                prop_assert!(mean > 0.0 && mean_high >= mean && high >= mean_high);
                 prop_assert!(estimate.high.is_finite());
                 prop_assert!(estimate.high >= text.total() as f64 / settings.ratio_max);
                 let encoded = { let mut bytes = Vec::new(); learner.own().encode(&mut bytes); bytes };

@@ -140,6 +140,23 @@ fn answers_teach_and_are_judged() {
 }
 
 #[test]
+fn the_band_below_a_threshold_shrinks_as_answers_come() {
+    // Of 2,017 tokens, and of a few more.
+    let body = || Body::Whole(chat(8000, Cap::Tokens(10)));
+    let pool = |gate: &Gate, threshold: u64| {
+        let threshold = format!(r#""threshold": {threshold}"#);
+        let settings = settings(|document| document.replace(r#""threshold": 4000"#, &threshold));
+        gate.open(&settings, body()).1.pool.name.clone()
+    };
+    let mut gate = gate();
+    assert_eq!((pool(&gate, 2_200), pool(&gate, 4_000)), ("long".into(), "short".into()));
+    for n in 0..200 {
+        close(&mut gate, body(), &used(if n % 2 == 0 { 1_907 } else { 2_107 }, 50));
+    }
+    assert_eq!((pool(&gate, 1_950), pool(&gate, 2_200)), ("long".into(), "short".into()));
+}
+
+#[test]
 fn misroutes_are_counted_both_ways() {
     let mut gate = gate();
     let mut case = |bytes, cap, input, output, served_by: Option<&'static [u8]>| {

@@ -19,7 +19,9 @@ fn world() -> World {
                "spill": {{"enter": 1, "leave": 0.5, "dwell_ms": 1000}}{extra}"#
         )
     };
+    // Without a margin: nothing is learned here, and this is about loads.
     let document = document
+        .replace(r#""kind": "ema""#, r#""kind": "ema", "margin": 0"#)
         .replace(
             r#""threshold": 4000"#,
             &format!(r#""threshold": 4000, {}"#, pool(r#", "threshold_range": [1000, 8000]"#)),
