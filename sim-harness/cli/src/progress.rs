@@ -1,6 +1,7 @@
 //! A progress bar for people, and only for them.
 
 use std::io::IsTerminal as _;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -13,6 +14,15 @@ pub fn bar(total: u64) -> ProgressBar {
 /// The same of so many seconds.
 pub fn seconds(total: u64) -> ProgressBar {
     styled(total, "{bar:40} {pos} of {len} seconds")
+}
+
+/// A bar of so many steps, which says what is done now; nothing where standard error
+/// is no terminal.
+pub fn steps(total: u32) -> Option<ProgressBar> {
+    let bar = styled(total.into(), "{bar:40} {pos} of {len}, {elapsed}: {msg}");
+    // One step may take a while: the clock shows that something is done.
+    bar.enable_steady_tick(Duration::from_millis(500));
+    (!bar.is_hidden()).then_some(bar)
 }
 
 fn styled(total: u64, template: &str) -> ProgressBar {

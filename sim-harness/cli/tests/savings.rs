@@ -37,7 +37,14 @@ fn a_small_page_says_the_same_in_all_its_tables() {
         assert_eq!(overview[nth + 3], section[3], "{name}");
         assert_eq!(section[3].split(' ').next(), Some(&*check[3]), "{name}");
         // 10 s at 20 requests a second.
-        assert_eq!((&*check[2], &*check[4], &*check[5]), ("20", "10", "200"), "{name}");
+        assert_eq!((&*check[2], &*check[5], &*check[6]), ("20", "10", "200"), "{name}");
+        // What holds is no less, and where the check holds it is the same.
+        if let Ok(held) = check[4].parse::<u32>() {
+            let missed = |cell: &str| cell.trim_end_matches(" %").parse::<f64>().unwrap();
+            let held_at_once = missed(&check[9]).max(missed(&check[10])) <= 1.0;
+            let gpus: u32 = check[3].parse().unwrap();
+            assert_eq!((held == gpus, held >= gpus), (held_at_once, true), "{name}: {check:?}");
+        }
         shown += 1;
     }
     assert_eq!(shown, fleets.len());

@@ -140,7 +140,7 @@ pub struct Plan {
     /// The best split into each number of pools, two first; nothing where no
     /// threshold divides the requests.
     pub pools: Vec<Alternative>,
-    /// The pools of the best split, where lengths are known.
+    /// The best split where lengths are known.
     pub oracle: Option<Alternative>,
     /// All thresholds that were tried.
     pub candidates: Vec<Candidate>,

@@ -10,7 +10,7 @@ use crate::kernels::{Architecture, Deployment, Gpu, Precision, find_gpu};
 use crate::workload::{Lengths, NAMED, Trace, parse_trace};
 
 /// What a document may have, by the names of the command's flags.
-const FIELDS: [&str; 23] = [
+const FIELDS: [&str; 24] = [
     "lengths",
     "trace",
     "model",
@@ -34,6 +34,7 @@ const FIELDS: [&str; 23] = [
     "thresholds",
     "rates",
     "verify",
+    "check_seconds",
 ];
 
 /// The engine's share of a GPU's memory where none is named: vLLM's own.
@@ -133,6 +134,7 @@ impl Ask {
                 thresholds: whole("thresholds", 1..=9, full.thresholds as u64)? as usize,
                 tune: true,
                 verify: fields.switch("verify", full.verify)?,
+                seconds: fields.number("check_seconds", 0.0..=3_600.0, full.seconds)?,
                 rates: rates(&fields, full.rates)?,
             },
         };
@@ -231,6 +233,26 @@ mod tests {
     }
 
     #[test]
+    fn every_effort_that_is_named_is_taken() {
+        let mut document = with("verify", json!(false));
+        document["requests"] = json!(700);
+        document["seeds"] = json!(2);
+        document["thresholds"] = json!(4);
+        document["check_seconds"] = json!(7.5);
+        document["rates"] = json!([0.5]);
+        let expected = Effort {
+            requests: 700,
+            seeds: 2,
+            thresholds: 4,
+            tune: true,
+            verify: false,
+            seconds: 7.5,
+            rates: vec![0.5],
+        };
+        assert_eq!(Ask::parse(&document).unwrap().question.effort, expected);
+    }
+
+    #[test]
     fn wrong_fields_are_named_with_what_is_allowed() {
         for (field, value, said) in [
             ("lengths", json!("azur"), "lengths: found \"azur\"; allowed: azure, lmsys, agent"),
@@ -246,6 +268,7 @@ mod tests {
             ("rates", json!([1, "x"]), "rates: found [1,\"x\"]; allowed: a list of numbers"),
             ("seeds", json!(0), "seeds: found 0; allowed: a whole number, 1 to 20"),
             ("verify", json!(1), "verify: found 1; allowed: true or false"),
+            ("check_seconds", json!(-1), "check_seconds: found -1; allowed: a number, 0 to 3600"),
             ("prices", json!("x"), "prices: line 1: found \"x\""),
             ("speed", json!(1), "question: speed: an unknown field; allowed: lengths, trace"),
         ] {

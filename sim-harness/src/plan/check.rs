@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::answer::{Alternative, AtRate, Drifted, Plan, Verified};
 use super::make::{COARSE, Maker};
-use super::question::PlanError;
-use super::requests::rows;
+use super::question::{PlanError, Question};
+use super::requests::{Counts, rows};
 use super::search::{Drift, LoadId, Scale, Search, missed};
-use super::trial::{Outcome, Runner, Trial};
+use super::trial::{Layout, Outcome, Runner, Tally, Trial};
+use crate::workload::TraceRequest;
 
 const DRIFTS: [(&str, Drift); 3] = [
     ("prompts a quarter longer", Drift { prompt: 1.25, output: 1.0 }),
@@ -16,82 +17,141 @@ const DRIFTS: [(&str, Drift); 3] = [
     ("both a quarter shorter", Drift { prompt: 0.75, output: 0.75 }),
 ];
 
+/// Times that a fleet which misses the promise gets more replicas.
+const TRIES: u32 = 4;
+
+/// A fleet that is put to a load, whole and behind the gate.
+pub(super) struct Put<'a> {
+    layout: &'a Layout,
+    pub(super) replicas: Vec<u32>,
+    /// What it did at first, and with the replicas that it has now; of each seed.
+    pub(super) first: Vec<Outcome>,
+    pub(super) last: Vec<Outcome>,
+    pub(super) holds: bool,
+    pub(super) added: u32,
+}
+
+impl<'a> Put<'a> {
+    pub(super) fn new(layout: &'a Layout, replicas: Vec<u32>) -> Self {
+        let (first, last) = (Vec::new(), Vec::new());
+        Self { layout, replicas, first, last, holds: false, added: 0 }
+    }
+
+    /// Takes what it did; whether it gets more replicas for the next time. Each pool
+    /// that missed more than a hundredth of its own gets a hundredth more.
+    fn did(&mut self, outcomes: &[Outcome], measured: u64, more: bool) -> bool {
+        // Of the requests of all seeds together: what one seed misses is chance.
+        let (late, slow) = outcomes.iter().map(missed).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let most = outcomes.len() as u64 * measured / 100;
+        self.holds = late.max(slow) <= most;
+        if self.first.is_empty() {
+            self.first = outcomes.to_vec();
+        }
+        self.last = outcomes.to_vec();
+        if self.holds || !more {
+            return false;
+        }
+        let bad = |nth: usize| {
+            let of = |count: &dyn Fn(&Tally) -> u64| -> u64 {
+                outcomes.iter().filter_map(|one| one.pools.get(nth)).map(count).sum()
+            };
+            of(&|pool| pool.late).max(of(&|pool| pool.slow)) > of(&|pool| pool.requests) / 100
+        };
+        let any = (0..self.replicas.len()).any(bad);
+        for (nth, count) in self.replicas.iter_mut().enumerate() {
+            // Where requests are lost no pool is to blame.
+            let more = if bad(nth) || !any { count.div_ceil(100) } else { 0 };
+            (*count, self.added) = (*count + more, self.added + more);
+        }
+        true
+    }
+}
+
+/// The requests of one seed.
+pub(super) type Rows = (u64, Arc<[TraceRequest]>);
+
+/// Runs fleets with all seeds; those that miss the promise so many times again,
+/// with more replicas.
+pub(super) fn put(
+    question: &Arc<Question>,
+    fleets: &mut [Put<'_>],
+    (all, counts): (&[Rows], Counts),
+    tries: u32,
+    runner: &mut dyn Runner,
+) -> Result<(), PlanError> {
+    let mut open: Vec<&mut Put<'_>> = fleets.iter_mut().collect();
+    for left in (0..=tries).rev() {
+        let trial = |one: &Put<'_>, (seed, rows): &Rows| {
+            Trial::fleet(question, one.layout, (rows, counts), *seed, &one.replicas)
+        };
+        let trials: Vec<Trial> =
+            open.iter().flat_map(|one| all.iter().map(|rows| trial(one, rows))).collect();
+        if trials.is_empty() {
+            break;
+        }
+        let outcomes = runner.run(&trials)?;
+        if outcomes.len() < trials.len() {
+            return Err(PlanError::Stopped);
+        }
+        let mut outcomes = outcomes.chunks(all.len());
+        open.retain_mut(|one| {
+            one.did(outcomes.next().unwrap_or_default(), counts.measured, left > 0)
+        });
+    }
+    Ok(())
+}
+
 impl Maker<'_> {
-    /// The load at the full rate, in a window that costs as much.
+    /// The load at the full rate, in a window that costs as much, or in one as long
+    /// as was asked for.
     fn whole(&self) -> Scale {
         let window =
             self.scale.window.min(self.scale.window * self.scale.rate / self.question.rate);
-        Scale { rate: self.question.rate, window: window.max(5.0), ..self.scale }
+        let window = window.max(5.0).max(self.question.effort.seconds);
+        Scale { rate: self.question.rate, window, ..self.scale }
     }
 
     /// Runs all alternatives at the full rate with all seeds, whole fleets behind
-    /// the gate. Where one fails, a hundredth is added to each pool, a few times.
+    /// the gate. Those that fail get more replicas, a few times.
     pub(super) fn verify(&mut self, plan: &mut Plan) -> Result<(), PlanError> {
         (self.progress)("all of them at the full rate");
         let scale = self.whole();
-        let measured = scale.requests().measured;
-        let seeds: Vec<u64> = (0..self.question.effort.seeds)
-            .map(|nth| self.question.seed.wrapping_add(nth))
-            .collect();
-        let each = self.each();
-        let of = scale.requests();
-        let rows: Vec<_> =
-            seeds.iter().map(|seed| rows(&self.question, scale.rate, of, *seed)).collect();
-        // Of the requests of all seeds together: what one seed misses is chance.
-        let fine = |outcomes: &[Outcome]| {
-            let all = outcomes.iter().map(missed);
-            let (late, slow) = all.fold((0, 0), |(late, slow), one| (late + one.0, slow + one.1));
-            late.max(slow) <= outcomes.len() as u64 * measured / 100
-        };
+        let counts = scale.requests();
+        let seeds = (0..self.question.effort.seeds).map(|nth| self.question.seed.wrapping_add(nth));
+        let rows: Vec<Rows> =
+            seeds.map(|seed| (seed, rows(&self.question, scale.rate, counts, seed))).collect();
+        let (question, each) = (Arc::clone(&self.question), self.each());
         let mut all = plan.alternatives_mut();
-        let mut open: Vec<usize> = (0..all.len()).collect();
-        let mut verified = vec![Verified { requests: measured, ..Verified::default() }; all.len()];
-        for attempt in 0..5 {
-            let mut trials: Vec<Trial> = Vec::new();
-            open.retain(|nth| all.get(*nth).is_some_and(|(_, one)| one.size.is_ok()));
-            for nth in &open {
-                let Some((_, Alternative { layout, size: Ok(size), .. })) = all.get(*nth) else {
-                    continue;
-                };
-                let trial = |(seed, rows)| {
-                    Trial::fleet(&self.question, layout, (rows, of), seed, &size.replicas)
-                };
-                trials.extend(seeds.iter().copied().zip(&rows).map(trial));
+        let mut sized: Vec<_> = all
+            .iter_mut()
+            .filter_map(|(name, one)| {
+                let Alternative { layout, size, .. } = &mut **one;
+                Some((*name, &*layout, size.as_mut().ok()?))
+            })
+            .collect();
+        let mut fleets: Vec<Put<'_>> =
+            sized.iter().map(|(_, layout, size)| Put::new(layout, size.replicas.clone())).collect();
+        put(&question, &mut fleets, (&rows, counts), TRIES, &mut self.searcher)?;
+        let mut verified = Vec::new();
+        for ((name, _, size), one) in sized.iter_mut().zip(fleets) {
+            let figures = |((seed, _), outcome): (&Rows, &Outcome)| {
+                let ttft = outcome.p99(|tally| &tally.ttft, counts.measured);
+                (*seed, ttft, outcome.p99(|tally| &tally.tpot, counts.measured))
+            };
+            if let Some(outcome) = one.last.first() {
+                size.shows(outcome, counts.measured);
             }
-            if trials.is_empty() {
-                break;
-            }
-            let outcomes = self.searcher.run(&trials)?;
-            let mut left = Vec::new();
-            for (nth, outcomes) in open.iter().zip(outcomes.chunks(seeds.len())) {
-                let (Some((name, one)), Some(verified)) =
-                    (all.get_mut(*nth), verified.get_mut(*nth))
-                else {
-                    continue;
-                };
-                let Ok(size) = &mut one.size else { continue };
-                verified.name = name;
-                verified.holds = fine(outcomes);
-                let figures = |(seed, outcome): (&u64, &Outcome)| {
-                    let ttft = outcome.p99(|tally| &tally.ttft, measured);
-                    (*seed, ttft, outcome.p99(|tally| &tally.tpot, measured))
-                };
-                verified.seeds = seeds.iter().zip(outcomes).map(figures).collect();
-                if let Some(outcome) = outcomes.first() {
-                    size.shows(outcome, measured);
-                }
-                if !verified.holds && attempt < 4 {
-                    for count in &mut size.replicas {
-                        let more = count.div_ceil(100);
-                        (*count, verified.added) = (*count + more, verified.added + more);
-                    }
-                    size.gpus = size.replicas.iter().sum::<u32>() * each;
-                    left.push(*nth);
-                }
-            }
-            open = left;
+            size.gpus = one.replicas.iter().sum::<u32>() * each;
+            size.replicas = one.replicas;
+            verified.push(Verified {
+                name,
+                holds: one.holds,
+                added: one.added,
+                seeds: rows.iter().zip(&one.last).map(figures).collect(),
+                requests: counts.measured,
+            });
         }
-        plan.verified = verified.into_iter().filter(|one| !one.seeds.is_empty()).collect();
+        plan.verified = verified;
         Ok(())
     }
 
@@ -177,10 +237,13 @@ impl Maker<'_> {
 pub struct Checked {
     /// Which one, as in [`Plan::alternatives`].
     pub name: &'static str,
-    /// Replicas of each pool: the plan's, in proportion to the rate, rounded up.
+    /// Replicas of each pool: the plan's, in proportion to the rate, rounded up. All
+    /// but `held` is of these.
     pub replicas: Vec<u32>,
     /// GPUs of all of them.
     pub gpus: u32,
+    /// GPUs with which it kept the promise, if it did: these, or some more.
+    pub held: Option<u32>,
     /// Requests that counted, of all seeds.
     pub requests: u64,
     /// Share of them whose first token came after the promise, refused and cut
@@ -212,6 +275,8 @@ pub struct Check {
     pub seeds: u64,
     /// All fleets; else the tuned single pool and the best split alone.
     pub all: bool,
+    /// Times that a fleet which misses the promise gets more replicas.
+    pub tries: u32,
 }
 
 /// Runs fleets of a plan, whole and behind the gate.
@@ -221,33 +286,33 @@ pub fn check_fleets(
     runner: &mut dyn Runner,
 ) -> Result<Vec<Checked>, PlanError> {
     let question = Arc::new(plan.question.clone());
-    let Check { rate, seconds, seeds, .. } = *check;
+    let Check { rate, seconds, seeds, tries, .. } = *check;
     let counts = Scale { rate, window: seconds, ..plan.scale }.requests();
-    let seed = |nth| question.seed.wrapping_add(nth);
-    let rows: Vec<_> = (0..seeds).map(|nth| rows(&question, rate, counts, seed(nth))).collect();
-    let mut all = Vec::new();
-    let mut trials = Vec::new();
+    let seeds = (0..seeds).map(|nth| question.seed.wrapping_add(nth));
+    let rows: Vec<Rows> = seeds.map(|seed| (seed, rows(&question, rate, counts, seed))).collect();
+    let mut names = Vec::new();
+    let mut fleets = Vec::new();
     for (name, one) in plan.alternatives() {
         let best = one.layout == plan.tuned.layout || Some(one) == plan.split();
         let Some(size) = one.size.as_ref().ok().filter(|_| check.all || best) else { continue };
         let share = |count: &u32| ((f64::from(*count) * rate / question.rate).ceil() as u32).max(1);
         let replicas: Vec<u32> = size.replicas.iter().map(share).collect();
-        trials.extend((0..seeds).zip(&rows).map(|(nth, rows)| {
-            Trial::fleet(&question, &one.layout, (rows, counts), seed(nth), &replicas)
-        }));
-        all.push((name, replicas));
+        names.push((name, replicas.clone()));
+        fleets.push(Put::new(&one.layout, replicas));
     }
-    let outcomes = runner.run(&trials)?;
+    put(&question, &mut fleets, (&rows, counts), tries, runner)?;
     let each = question.deployment.tp * question.deployment.dp;
-    let requests = counts.measured * seeds;
-    let of = |((name, replicas), outcomes): ((&'static str, Vec<u32>), &[Outcome])| {
+    let gpus = |replicas: &[u32]| replicas.iter().sum::<u32>() * each;
+    let requests = counts.measured * rows.len() as u64;
+    let of = |((name, replicas), one): ((&'static str, Vec<u32>), Put<'_>)| {
         let share = |of: &dyn Fn(&Outcome) -> u64| {
-            outcomes.iter().map(of).sum::<u64>() as f64 / requests.max(1) as f64
+            one.first.iter().map(of).sum::<u64>() as f64 / requests.max(1) as f64
         };
-        let first = outcomes.first();
+        let first = one.first.first();
         Checked {
             name,
-            gpus: replicas.iter().sum::<u32>() * each,
+            gpus: gpus(&replicas),
+            held: one.holds.then(|| gpus(&one.replicas)),
             replicas,
             requests,
             late: share(&|one| missed(one).0),
@@ -259,5 +324,5 @@ pub fn check_fleets(
             preemptions: share(&|one| one.preemptions),
         }
     };
-    Ok(all.into_iter().zip(outcomes.chunks(seeds.max(1) as usize)).map(of).collect())
+    Ok(names.into_iter().zip(fleets).map(of).collect())
 }

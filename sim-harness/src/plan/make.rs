@@ -22,13 +22,37 @@ const FINE: f64 = 0.01;
 /// Candidates whose pools' settings are searched.
 const TUNED: usize = 3;
 
-/// Makes a plan. `progress` hears what is done next, for people who wait.
+/// What is done next.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// So many steps are behind …
+    pub done: u32,
+    /// … of so many, some of which may not be needed.
+    pub of: u32,
+    /// For people who wait.
+    pub what: &'a str,
+}
+
+fn steps(question: &Question) -> u32 {
+    // The needs, one pool, all seeds; each split with estimates and with known
+    // lengths, and what those begin with; and the three checks.
+    let splits = question.pools.saturating_sub(1);
+    3 + splits * 2 + splits.min(1) + if question.effort.verify { 3 } else { 0 }
+}
+
+/// Makes a plan. `progress` hears of each step.
 pub fn plan(
     question: Question,
     runner: &mut dyn Runner,
-    progress: &mut dyn FnMut(&str),
+    progress: &mut dyn FnMut(&Step<'_>),
 ) -> Result<Plan, PlanError> {
     question.check()?;
+    let (mut done, of) = (0, steps(&question));
+    let mut progress = |what: &str| {
+        progress(&Step { done, of, what });
+        done += 1;
+    };
+    let progress: &mut dyn FnMut(&str) = &mut progress;
     let question = Arc::new(question);
     let sample = Sample::new(&question);
     let mut steps = StepTimes::default();
@@ -103,10 +127,11 @@ impl Maker<'_> {
             }));
             all.extend(split);
         }
-        let best = all.iter().skip(2).min_by_key(|one| one.sum()).cloned();
-        if let Some(best) = best.filter(|best| best.counts.is_ok()) {
+        let splits: Vec<Rough> =
+            all.iter().skip(2).filter(|one| one.counts.is_ok()).cloned().collect();
+        if !splits.is_empty() {
             (self.progress)("pools with known lengths");
-            all.extend(self.oracle(&best, correction)?);
+            all.extend(self.oracle(&splits, correction)?);
         }
         (self.progress)("all of them with all seeds");
         let mut sized = self.sizes(&all)?.into_iter();
@@ -114,7 +139,8 @@ impl Maker<'_> {
             return Err(PlanError::Stopped);
         };
         let rest: Vec<Alternative> = sized.collect();
-        let oracle = rest.iter().find(|one| one.layout.oracle).cloned();
+        let oracles = rest.iter().filter(|one| one.layout.oracle);
+        let oracle = oracles.min_by_key(|one| one.gpus().unwrap_or(u32::MAX)).cloned();
         let splits: Vec<Alternative> = rest.into_iter().filter(|one| !one.layout.oracle).collect();
         candidates.sort_by(|a, b| {
             (a.thresholds.len(), &a.thresholds).cmp(&(b.thresholds.len(), &b.thresholds))
@@ -332,16 +358,17 @@ impl Maker<'_> {
             let mut layout = best.layout.clone();
             let shape = layout.shapes.first_mut()?;
             *shape = largest.smaller(threshold);
-            let new = threshold != *other && threshold != small.threshold;
-            new.then_some(layout)
+            Some(layout)
         };
         below.into_iter().chain(above).filter_map(layout).collect()
     }
 
-    /// The best split with known lengths, into as many pools as the best without.
-    /// It starts from the settings of that one.
-    fn oracle(&mut self, best: &Rough, correction: f64) -> Result<Option<Rough>, PlanError> {
-        let mut start = best.clone();
+    /// The two best splits with known lengths, of any number of pools: searched from
+    /// the settings of the best of these splits without, and these themselves.
+    fn oracle(&mut self, splits: &[Rough], correction: f64) -> Result<Vec<Rough>, PlanError> {
+        let Some(mut start) = splits.iter().min_by_key(|one| one.sum()).cloned() else {
+            return Ok(Vec::new());
+        };
         start.layout.oracle = true;
         // Settings of the smallest pool: most requests are there.
         start.layout.shapes.truncate(1);
@@ -349,11 +376,18 @@ impl Maker<'_> {
             let window = self.question.window;
             *shape = Shape::largest(window, shape.seats, shape.batched);
         }
-        let (mut known, mut found) = (Vec::new(), None);
-        for pools in 2..=best.layout.shapes.len() {
-            found = self.split(pools, &start, correction, &mut known)?;
+        let same = |one: &Rough| Layout { oracle: true, ..one.layout.clone() };
+        let same: Vec<Layout> = splits.iter().map(same).collect();
+        let mut all = self.rough(&same, correction)?;
+        let mut known = Vec::new();
+        for pools in 2..=self.question.pools as usize {
+            all.extend(self.split(pools, &start, correction, &mut known)?);
         }
-        Ok(found)
+        all.retain(|one| one.counts.is_ok());
+        all.sort_by_key(Rough::sum);
+        all.dedup_by(|a, b| a.layout == b.layout);
+        all.truncate(2);
+        Ok(all)
     }
 
     /// Replicas at the full rate.

@@ -55,6 +55,9 @@ pub struct Effort {
     /// Repeat all at the full rate, and the answer at other rates and with other
     /// lengths.
     pub verify: bool,
+    /// Seconds of requests that count at the full rate, at least; as many requests
+    /// as one simulation has where that is more.
+    pub seconds: f64,
     /// Those rates, as factors of the asked one, each above 0, at most 10.
     pub rates: Vec<f64>,
 }
@@ -63,7 +66,15 @@ impl Default for Effort {
     /// What the command takes.
     fn default() -> Self {
         let rates = vec![0.7, 1.3];
-        Self { requests: 18_000, seeds: 3, thresholds: 6, tune: true, verify: true, rates }
+        Self {
+            requests: 18_000,
+            seeds: 3,
+            thresholds: 6,
+            tune: true,
+            verify: true,
+            seconds: 0.0,
+            rates,
+        }
     }
 }
 

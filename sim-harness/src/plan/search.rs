@@ -158,6 +158,16 @@ pub(super) struct Searcher<'a> {
     pub(super) requests: u64,
 }
 
+/// Counts what it has run.
+impl Runner for Searcher<'_> {
+    fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {
+        self.runs += trials.len() as u64;
+        self.requests += trials.iter().map(|trial| trial.rows.len() as u64).sum::<u64>();
+        let outcomes = self.runner.run(trials)?;
+        if outcomes.len() == trials.len() { Ok(outcomes) } else { Err(PlanError::Stopped) }
+    }
+}
+
 impl<'a> Searcher<'a> {
     pub(super) fn new(question: Arc<Question>, runner: &'a mut dyn Runner) -> Self {
         let (loads, known) = (Vec::new(), BTreeMap::new());
@@ -201,13 +211,6 @@ impl<'a> Searcher<'a> {
             self.loads.push(Load { seed, gate, truth });
         }
         Ok((first..self.loads.len()).map(LoadId).collect())
-    }
-
-    pub(super) fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {
-        self.runs += trials.len() as u64;
-        self.requests += trials.iter().map(|trial| trial.rows.len() as u64).sum::<u64>();
-        let outcomes = self.runner.run(trials)?;
-        if outcomes.len() == trials.len() { Ok(outcomes) } else { Err(PlanError::Stopped) }
     }
 
     fn requests_of(&self, load: LoadId, oracle: bool) -> Option<&Requests> {

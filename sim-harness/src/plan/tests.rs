@@ -5,11 +5,12 @@ use std::sync::Arc;
 use tidegate::config::Config;
 use tidegate::pool::{Budget, choose};
 
+use super::analytic::STEP;
 use super::requests::{Counts, Requests, Slice, rows};
 use super::*;
 use crate::kernels::{Architecture, Deployment, find_gpu};
 use crate::policy::Policy;
-use crate::workload::{AGENT_HEAVY, AZURE_2023, CapPolicy, Request};
+use crate::workload::{AGENT_HEAVY, AZURE_2023, CapPolicy, Request, TraceRequest};
 
 /// Llama-3.1-8B on an L40S.
 fn question(rate: f64) -> Question {
@@ -168,6 +169,75 @@ fn slices_part_the_requests_as_the_gate_does() {
             assert!(names[of[0]], "{need} {fit}: {of:?}, {}", chosen.name);
         }
     }
+}
+
+#[test]
+fn a_slice_knows_how_many_of_it_come_first_and_how_many_count() {
+    let needs = |need| requests::Need { need, fit: need };
+    // Short and long ones in turn; two come before those that count, two after.
+    let all = Requests {
+        rows: vec![TraceRequest::default(); 9].into(),
+        needs: (0..9).map(|nth| needs(if nth % 2 == 0 { 100 } else { 9_000 })).collect(),
+        counts: Counts { warm: 2, measured: 5 },
+    };
+    let of = |nth| {
+        let (rows, counts) = all.slice(Slice::of(&two().shapes, nth));
+        (rows.len(), counts)
+    };
+    assert_eq!(of(0), (5, Counts { warm: 1, measured: 3 }));
+    assert_eq!(of(1), (4, Counts { warm: 1, measured: 2 }));
+}
+
+#[test]
+fn a_fleet_that_misses_gets_more_where_it_misses_until_it_holds() {
+    let question = Arc::new(question(60.0));
+    let counts = Counts { warm: 100, measured: 600 };
+    let all: Vec<_> = [3, 4].map(|seed| (seed, rows(&question, 60.0, counts, seed))).into();
+    let layout = two();
+    let put = |replicas: [u32; 2], tries| {
+        let mut fleets = [check::Put::new(&layout, replicas.to_vec())];
+        let mut serial = Serial::default();
+        let mut searcher = search::Searcher::new(Arc::clone(&question), &mut serial);
+        check::put(&question, &mut fleets, (&all, counts), tries, &mut searcher).unwrap();
+        let [one] = fleets;
+        (one, searcher.runs)
+    };
+    let late = |of: &[Outcome]| of.iter().map(|one| search::missed(one).0).sum::<u64>();
+    let (ample, trials) = put([30, 20], 4);
+    assert!(ample.holds && ample.added == 0 && trials == 2, "{:?}", ample.replicas);
+    let (few, trials) = put([1, 20], 0);
+    assert!(!few.holds && few.added == 0 && trials == 2, "{:?}", few.last);
+    assert!(late(&few.last) > 12, "{:?}", few.last);
+    // The short pool is the one that is too small.
+    let (grown, trials) = put([1, 20], 20);
+    assert!(grown.holds && late(&grown.last) <= 12, "{:?}", grown.replicas);
+    assert_eq!(late(&grown.first), late(&few.last));
+    assert_eq!(grown.replicas, [1 + grown.added, 20]);
+    assert_eq!(trials, 2 * (1 + u64::from(grown.added)));
+}
+
+#[test]
+fn several_thresholds_are_apart() {
+    let effort = Effort { thresholds: 3, ..question(4.0).effort };
+    let plan = quiet(Question { pools: 3, effort, ..question(4.0) }).unwrap();
+    let apart = |one: &&Candidate| one.thresholds.windows(2).all(|two| two[1] > two[0] + STEP);
+    assert!(plan.candidates.iter().all(|one| apart(&one)), "{:?}", plan.candidates);
+    assert!(plan.candidates.iter().any(|one| one.thresholds.len() == 2));
+}
+
+#[test]
+fn the_papers_single_pool_is_the_tuned_one_where_that_is_dearer() {
+    let mut plan = quiet(question(4.0)).unwrap();
+    let verified = |name, added| Verified { name, added, ..Verified::default() };
+    plan.verified = vec![verified("homogeneous", 1), verified("tuned", 2)];
+    let (papers, tuned) = (plan.homogeneous.clone(), plan.tuned.clone());
+    plan.tune();
+    assert_eq!(plan.tuned, tuned, "it is no dearer");
+    plan.homogeneous.size.as_mut().unwrap().gpus = 1;
+    plan.tuned.size.as_mut().unwrap().gpus = 2;
+    plan.tune();
+    assert_eq!((plan.tuned.gpus(), plan.tuned.layout == papers.layout), (Some(1), true));
+    assert_eq!(plan.verified[1], verified("tuned", 1));
 }
 
 #[test]

@@ -4,13 +4,16 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use tidegate_sim::plan::{Ask, Effort, POOLS, PlanError, UTILIZATION, WINDOW, load_curves, plan};
+use tidegate_sim::plan::{
+    Ask, Effort, POOLS, PlanError, Step, UTILIZATION, WINDOW, load_curves, plan,
+};
 
 use super::CommandError;
 use super::model::ModelArgs;
 use super::out::{self, OutArgs};
 use crate::files;
 use crate::plan::with_threads;
+use crate::progress;
 
 /// Flags of `plan`.
 #[derive(Debug, clap::Args)]
@@ -74,6 +77,9 @@ pub(super) struct Args {
     /// Rates at which the answer is sized again, as factors of the asked one.
     #[arg(long, value_name = "F,F,...", value_delimiter = ',', default_values_t = [0.7, 1.3])]
     rates: Vec<f64>,
+    /// Seconds of requests that count in the check at the full rate, at least.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    check_seconds: f64,
     /// Neither the full rate nor other rates and lengths.
     #[arg(long)]
     no_verify: bool,
@@ -102,6 +108,7 @@ impl Args {
             "pools": self.pools, "seed": self.seed, "seeds": self.seeds,
             "requests": self.requests, "thresholds": self.thresholds,
             "rates": self.rates, "verify": !self.no_verify,
+            "check_seconds": self.check_seconds,
         });
         let mut put = |field: &str, text: String| {
             if let Some(fields) = document.as_object_mut() {
@@ -129,13 +136,23 @@ impl Args {
         };
         let Ask { question, prices } = Ask::parse(&self.document()?).map_err(failed)?;
         let start = Instant::now();
-        let mut progress = |what: &str| {
-            eprintln!("{:6.1} s: {what}", start.elapsed().as_secs_f64());
+        let mut bar = None;
+        let mut progress = |step: &Step<'_>| {
+            if let Some(bar) = bar.get_or_insert_with(|| progress::steps(step.of)) {
+                bar.set_position(step.done.into());
+                bar.set_message(step.what.to_owned());
+            } else {
+                let (seconds, Step { done, of, what }) = (start.elapsed().as_secs_f64(), step);
+                eprintln!("{seconds:6.1} s, {} of {of}: {what}", done + 1);
+            }
         };
         let plan = with_threads(self.threads, |runner| plan(question, runner, &mut progress));
+        if let Some(Some(bar)) = bar {
+            bar.finish_and_clear();
+        }
         let plan = plan.map_err(failed)?;
         if let Some(folder) = &self.out.out {
-            progress("the fleets at other rates");
+            eprintln!("{:6.1} s: the fleets at other rates", start.elapsed().as_secs_f64());
             let load = with_threads(self.threads, |runner| load_curves(&plan, runner));
             let load = load.map_err(CommandError::Plan)?;
             let page = plan.page(&prices, &load);
@@ -151,7 +168,7 @@ impl Args {
 }
 
 /// Flags that a part of a question may be wrong about.
-const FLAGS: [(&str, &str); 19] = [
+const FLAGS: [(&str, &str); 20] = [
     ("lengths", "--lengths"),
     ("trace", "--trace"),
     ("model", "--model"),
@@ -170,6 +187,7 @@ const FLAGS: [(&str, &str); 19] = [
     ("requests", "--requests"),
     ("thresholds", "--thresholds"),
     ("rates", "--rates"),
+    ("check_seconds", "--check-seconds"),
     ("pools", "--pools"),
 ];
 

@@ -12,6 +12,9 @@ use tidegate_sim::workload::{
 use crate::commands::CommandError;
 use crate::files;
 
+/// Seconds of requests that count, of each check.
+const SECONDS: f64 = 60.0;
+
 /// The rate that is planned for.
 const RATE: f64 = 1_000.0;
 
@@ -149,11 +152,12 @@ pub struct Size {
 impl Default for Size {
     fn default() -> Self {
         Self {
-            effort: Effort { rates: Vec::new(), ..Effort::default() },
+            effort: Effort { rates: Vec::new(), seconds: SECONDS, ..Effort::default() },
+            // At its own rate a plan was put to as much before.
             checks: vec![
-                Check { rate: 100.0, seconds: 60.0, seeds: 3, all: true },
-                Check { rate: RATE, seconds: 60.0, seeds: 3, all: true },
-                Check { rate: 10_000.0, seconds: 60.0, seeds: 1, all: false },
+                Check { rate: 100.0, seconds: SECONDS, seeds: 3, all: true, tries: 8 },
+                Check { rate: RATE, seconds: SECONDS, seeds: 3, all: true, tries: 0 },
+                Check { rate: 10_000.0, seconds: SECONDS, seeds: 1, all: false, tries: 0 },
             ],
         }
     }
@@ -167,9 +171,11 @@ impl Size {
             seeds: 1,
             thresholds: 2,
             tune: false,
+            seconds: 10.0,
             ..Size::default().effort
         };
-        Self { effort, checks: vec![Check { rate: 20.0, seconds: 10.0, seeds: 1, all: true }] }
+        let check = Check { rate: 20.0, seconds: 10.0, seeds: 1, all: true, tries: 3 };
+        Self { effort, checks: vec![check] }
     }
 }
 

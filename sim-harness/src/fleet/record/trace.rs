@@ -152,3 +152,25 @@ impl Follower {
         self.trace
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_replica_had_ends_with_it() {
+        let follow = Follow { pool: "p".into(), replica: 0, from: 10, until: 100 };
+        let mut follower = Follower::new(follow);
+        for (at, job) in [(5, 1), (20, 2), (30, 3), (40, 4)] {
+            follower.came(at, job, (100, 10));
+        }
+        follower.left(50, 3);
+        follower.lost(60);
+        // It is back, and another one comes.
+        follower.came(70, 5, (100, 10));
+        let ends = follower.done().lives.into_iter().map(|one| (one.job, one.end, one.left));
+        let expected =
+            [(2, Some(60), true), (3, Some(50), true), (4, Some(60), true), (5, None, false)];
+        assert_eq!(ends.collect::<Vec<_>>(), expected);
+    }
+}
