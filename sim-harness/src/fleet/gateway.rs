@@ -12,7 +12,9 @@ use tidegate::tenant::Released;
 use tidegate::time::{Instant, Span};
 
 use super::admission::{self, Admitted};
+use super::pool::Replicas;
 use super::scenario::Gateways;
+use super::scrape::Scraper;
 use super::source::Ask;
 use crate::policy::{Known, Policy};
 
@@ -25,6 +27,9 @@ struct Worker {
     exchange: Exchange,
     serving: bool,
     gateway: usize,
+    /// It does what one worker does for all.
+    leads: bool,
+    scraper: Scraper,
 }
 
 /// All gateways. Workers are numbered through.
@@ -58,6 +63,13 @@ pub(super) struct Opened {
     pub(super) dry_run: bool,
 }
 
+impl Opened {
+    /// The answer is to carry what its replica says of itself.
+    pub(super) fn asks_report(&self) -> bool {
+        self.pool.load.as_ref().is_some_and(|load| load.orca) && !self.dry_run
+    }
+}
+
 impl Fleet {
     pub(super) fn new(config: &Arc<Config>, gateways: Gateways, policy: Policy) -> Self {
         let mut memories: Vec<LocalSlots> = Vec::new();
@@ -71,7 +83,8 @@ impl Fleet {
                 let tenants = config.tenants.as_ref().map_or(&[][..], Tenants::all);
                 gate.ledger().open(memory, tenants, &config.capacities);
                 let exchange = Exchange::new(&config.name, incarnation);
-                workers.push(Worker { gate, exchange, serving: false, gateway });
+                let (serving, leads, scraper) = (false, false, Scraper::default());
+                workers.push(Worker { gate, exchange, serving, gateway, leads, scraper });
             }
         }
         let lost = LocalSlots::default();
@@ -192,14 +205,32 @@ impl Fleet {
     pub(super) fn tick(&mut self, now: u64, worker: u32) {
         let (config, now) = (Arc::clone(&self.config), Instant::from_nanos(now));
         let Some((worker, memory)) = self.at(worker) else { return };
-        let Worker { gate, exchange, serving, .. } = worker;
+        let Worker { gate, exchange, serving, leads, .. } = worker;
         let decay = config.base().estimator.decay;
         exchange.tick(now, memory, gate.learner_mut(), decay, *serving);
         let alive = |incarnation| exchange.alive(now, incarnation);
         let tenants = config.tenants.as_ref().map_or(&[][..], Tenants::all);
         gate.ledger_mut().tick(memory, now, tenants, &config.capacities, alive);
-        if exchange.is_first(now) {
+        *leads = exchange.is_first(now);
+        if *leads {
             gate.ledger().watch(memory, now, &config.capacities, config.neighbours());
+        }
+    }
+
+    /// A worker asks engines how busy they are, where that is due, if it is the
+    /// one that does. `replicas` has those of a pool.
+    pub(super) fn scrape<'r, 'p: 'r>(
+        &mut self,
+        now: u64,
+        worker: u32,
+        replicas: &dyn Fn(&str) -> Option<&'r Replicas<'p>>,
+    ) {
+        let (config, now) = (Arc::clone(&self.config), Instant::from_nanos(now));
+        let Some((Worker { gate, leads, scraper, .. }, memory)) = self.at(worker) else { return };
+        if *leads {
+            scraper.rounds(now, &config.capacities, replicas, |capacity, mean| {
+                gate.ledger().report(memory, now, capacity, mean);
+            });
         }
     }
 

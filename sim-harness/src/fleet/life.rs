@@ -9,6 +9,7 @@ use super::admission::{self, Admitted};
 use super::book::{Outcome, TenantBook};
 use super::gateway::Opened;
 use super::scenario::FleetError;
+use super::scrape;
 use super::session::Session;
 use super::sim::{Event, Live, Simulation, Stage, Up, broken};
 use super::source::{Ask, Stream, TEMPLATE};
@@ -208,6 +209,7 @@ impl Simulation<'_> {
             let nth = live.serial;
             self.tell_placed(nth, budget);
         }
+        let reports = opened.asks_report();
         let ticket = opened.ticket;
         self.pool(chosen, |book| {
             book.sent += 1;
@@ -230,7 +232,7 @@ impl Simulation<'_> {
             {
                 let job = self.submit(place, pool, replica, ask)?;
                 if let Some(Some(live)) = self.live.get_mut(place as usize) {
-                    let up = Up { ticket, worker, chosen, pool, replica, job, retried };
+                    let up = Up { ticket, worker, chosen, pool, replica, job, retried, reports };
                     live.stage = Stage::Up(up);
                 }
                 self.wake(pool as u32, replica);
@@ -362,6 +364,8 @@ impl Simulation<'_> {
             reasoning: None,
         };
         let by_cap = ask.cap == Some(done.output_tokens);
+        let replicas = self.pools.get(up.pool).filter(|_| up.reports);
+        let report = replicas.and_then(|pool| pool.reading(up.replica)).map(scrape::in_answer);
         let answer = Answer {
             status: Some(200),
             usage: Some(Ok(usage)),
@@ -370,6 +374,7 @@ impl Simulation<'_> {
             retried: up.retried,
             complete: true,
             output_seen: done.output_tokens.into(),
+            report,
             ..Answer::default()
         };
         let settlement = self.close(up.worker, up.ticket, &answer);

@@ -7,11 +7,12 @@
 //!    └── 429, answer ◄─────┴──────────── Usage ◄─────────────────┘
 //! ```
 //!
-//! The gate sees what a gateway sees: the counts of a text, a cap, and, when an
-//! answer has ended, its usage. It does not see how long the answer will be, nor
-//! what kind of text it is given. The one heap of events is ordered by time, then
-//! replicas first, then by the order in which events were made; every draw is from generators
-//! of one seed. So a report depends on the scenario and the seed alone.
+//! The gate sees what a gateway sees: the counts of a text, a cap, when an answer
+//! has ended, its usage, and what engines report where the document asks them. It
+//! does not see how long the answer will be, nor what kind of text it is given.
+//! The one heap of events is ordered by time, then replicas first, then by the
+//! order in which events were made; every draw is from generators of one seed. So
+//! a report depends on the scenario and the seed alone.
 //!
 //! # What is left out
 //!
@@ -35,6 +36,7 @@ mod print;
 mod record;
 mod report;
 mod scenario;
+mod scrape;
 mod session;
 mod sim;
 mod source;

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use tidegate::pool::Reading;
+
 use super::record::{PoolLog, RecordingSink};
 use super::scenario::{Dispatch, Fault, FaultKind, FleetError, Pool};
 use super::session::NAME_TOKENS;
@@ -151,6 +153,17 @@ impl<'a> Replicas<'a> {
     /// Whether a replica is there.
     pub(super) fn is_up(&self, replica: u32) -> bool {
         self.all.get(replica as usize).is_some_and(|one| !one.down)
+    }
+
+    /// What a replica says of itself now; nothing while it is down.
+    pub(super) fn reading(&self, replica: u32) -> Option<Reading> {
+        let one = self.all.get(replica as usize).filter(|one| !one.down)?;
+        let load = one.engine.load();
+        Some(Reading {
+            waiting: Some(load.waiting as u64 * 1000),
+            running: Some(load.running as u64 * 1000),
+            kv_use: Some((load.kv_usage() * 1000.0 + 0.5) as u64),
+        })
     }
 
     /// Share of the replicas that gateways take for healthy.

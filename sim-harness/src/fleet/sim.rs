@@ -15,6 +15,7 @@ use super::pool::Replicas;
 use super::record::Recorder;
 use super::report::Report;
 use super::scenario::{Arrivals, FleetError, Scenario};
+use super::scrape;
 use super::session::Session;
 use super::source::{Ask, BACKOFF, Stream, WORKERS};
 use super::texts::Prepared;
@@ -39,6 +40,8 @@ pub(super) enum Event {
     Replica { pool: u32, replica: u32 },
     /// A worker's tick.
     Tick(u32),
+    /// A worker looks whether engines are to be asked how busy they are.
+    Scrape(u32),
     /// A worker that holds requests looks again whether they may go.
     Poll(u32),
     /// A session's client takes its next turn.
@@ -101,6 +104,8 @@ pub(super) struct Up {
     pub(super) job: JobId,
     /// A smaller pool has refused it for its length.
     pub(super) retried: bool,
+    /// Its answer carries what its replica says of itself.
+    pub(super) reports: bool,
 }
 
 pub(super) struct Simulation<'a> {
@@ -136,6 +141,8 @@ pub(super) struct Simulation<'a> {
     pub(super) tenant_books: Vec<TenantBook>,
     pub(super) tenant_names: Vec<String>,
     pub(super) errors: Histogram,
+    /// How often workers look whether engines are to be asked; nothing if none is.
+    scrapes: Option<u64>,
     /// Nothing unless the run is to be looked at over time.
     pub(super) recorder: Option<Box<Recorder>>,
     watch: Option<&'a mut dyn Watch>,
@@ -200,6 +207,7 @@ impl<'a> Simulation<'a> {
             tenant_books: vec![TenantBook::default(); tenant_names.len()],
             tenant_names,
             errors: Histogram::default(),
+            scrapes: scrape::period(config),
             recorder: None,
             watch: None,
             enough: false,
@@ -232,6 +240,10 @@ impl<'a> Simulation<'a> {
             // Spread over the second, as those of a real process are.
             let at = SECOND * u64::from(worker + 1) / u64::from(workers);
             self.at(at, Event::Tick(worker));
+            if self.scrapes.is_some() {
+                // After the tick of the same instant, here and from then on.
+                self.at(at, Event::Scrape(worker));
+            }
         }
         for source in 0..self.streams.len() as u32 {
             let clients = match self.scenario.sources.get(source as usize).map(|s| &s.arrivals) {
@@ -307,6 +319,7 @@ impl<'a> Simulation<'a> {
                     self.fleet.tick(at, worker);
                     self.at(at + SECOND, Event::Tick(worker));
                 }
+                Event::Scrape(worker) => self.scrape(worker),
                 Event::Turn { source, session } => {
                     self.coming -= 1;
                     let session = self.sessions.remove(&session);
@@ -331,6 +344,18 @@ impl<'a> Simulation<'a> {
             }
         }
         self.finish()
+    }
+
+    /// A worker may ask engines how busy they are. They have run to this instant:
+    /// at one instant replicas come first.
+    fn scrape(&mut self, worker: u32) {
+        let (pools, names) = (&self.pools, &self.scenario.config.pool_names);
+        self.fleet.scrape(self.now, worker, &|pool| {
+            names.iter().position(|name| name == pool).and_then(|place| pools.get(place))
+        });
+        if let Some(period) = self.scrapes {
+            self.at(self.now + period, Event::Scrape(worker));
+        }
     }
 
     /// When the next event is.

@@ -3,6 +3,7 @@
 mod faults;
 mod held;
 mod record;
+mod reports;
 mod sessions;
 mod spill;
 
@@ -356,6 +357,10 @@ fn wrong_scenarios_are_named() {
     assert!(error(&odd).contains("divisor of 512"));
 }
 
+/// More of each pool: both kinds of reports, and something that goes by them.
+const REPORTS: &str = r#", "capacity": {"replicas": 2, "requests": 4}, "spill": {"dwell_ms": 100},
+    "load": {"orca": true, "metrics": {"cluster": "m", "interval_ms": 100}}"#;
+
 fn trace_of_one() -> LengthSource {
     trace(&[(0, 20, 2)]).0
 }
@@ -410,11 +415,17 @@ proptest! {
     fn nothing_is_lost_and_nothing_is_random(
         sources in prop::collection::vec(any_source(), 1..4),
         (count, workers, retry_too_long) in (1_u32..3, 1_u32..4, prop::bool::ANY),
-        (tenants, round_robin, drain, seed) in
-            (prop::bool::ANY, prop::bool::ANY, 0..20 * SECOND, any::<u64>()),
+        (tenants, round_robin, reports, drain, seed) in
+            (prop::bool::ANY, prop::bool::ANY, prop::bool::ANY, 0..20 * SECOND, any::<u64>()),
         faults in prop::collection::vec(any_fault(), 0..5),
     ) {
-        let mut scenario = scenario(if tenants { TENANTS } else { "" }, sources);
+        let more = if tenants { TENANTS } else { "" };
+        let mut scenario = scenario(more, sources);
+        if reports {
+            let pools = POOLS.replace("000}", &format!("000{REPORTS}}}"));
+            let document = format!("{{{pools}{more}}}");
+            scenario.config = Arc::new(Config::parse(document.as_bytes()).unwrap());
+        }
         scenario.gateways = Gateways { count, workers, retry_too_long };
         (scenario.end, scenario.drain) = (3 * SECOND, drain);
         if round_robin || !faults.is_empty() {
