@@ -65,6 +65,7 @@ struct Op {
     output: u32,
     /// Leading names out of few, so that prompts share them.
     names: Vec<u64>,
+    names_answer: bool,
     priority: i32,
     /// Abort the job that came this many before.
     abort: Option<usize>,
@@ -72,15 +73,16 @@ struct Op {
 
 fn op() -> impl Strategy<Value = Op> {
     let gap = prop_oneof![Just(0), 1u64..400, 400u64..6_000];
-    let names = prop::collection::vec(0u64..3, 0..5);
+    let names = (prop::collection::vec(0u64..3, 0..8), any::<bool>());
     (gap, 1u32..60, 1u32..30, names, -1i32..2, prop::option::weighted(0.15, 1usize..6)).prop_map(
-        |(gap, prompt, output, names, priority, abort)| {
+        |(gap, prompt, output, (names, names_answer), priority, abort)| {
             // A chain: a name stands for all that comes before it, too.
             let chain = names.iter().scan(0, |chain, name| {
                 *chain = *chain * 4 + name + 1;
                 Some(*chain)
             });
-            Op { gap, prompt, output, names: chain.collect(), priority, abort }
+            let names = chain.collect();
+            Op { gap, prompt, output, names, names_answer, priority, abort }
         },
     )
 }
@@ -129,6 +131,7 @@ fn run(config: &Config, by_priority: bool, ops: &[Op]) -> Result<(), TestCaseErr
             prompt_tokens: op.prompt,
             output_tokens: op.output,
             prefix: &op.names,
+            names_answer: op.names_answer,
             priority: op.priority,
             tag: tag as u64,
         };
@@ -179,7 +182,8 @@ fn ends_once(engine: &mut dyn Engine, seats: u64, ops: &[Op]) -> Result<(), Test
     for (tag, op) in ops.iter().enumerate() {
         now += op.gap;
         engine.advance(now, &mut told);
-        let job = Job { prefix: &op.names, tag: tag as u64, ..Job::new(op.prompt, op.output) };
+        let (tag, names_answer) = (tag as u64, op.names_answer);
+        let job = Job { prefix: &op.names, names_answer, tag, ..Job::new(op.prompt, op.output) };
         let id = engine.submit(now, &job).unwrap();
         jobs.push((id, op.output, false));
         if let Some(job) = op.abort.and_then(|back| jobs.iter_mut().rev().nth(back)) {

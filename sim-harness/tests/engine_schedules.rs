@@ -305,6 +305,86 @@ fn a_job_enters_once_others_have_written_what_it_shares() {
     assert_eq!(found, expected);
 }
 
+/// Tokens that a job of 60 finds of one before with these lengths and the same
+/// names, when that one has ended.
+fn found_of(config: &Config, prompt: u32, output: u32, names_answer: bool) -> u32 {
+    let mut replica = Replica::new(config.clone(), Linear::default()).unwrap();
+    let prefix: Vec<u64> = (1..=15).collect();
+    let first = Job { prefix: &prefix, names_answer, ..Job::new(prompt, output) };
+    let second = Job { prefix: &prefix, ..Job::new(60, 1) };
+    let mut events: Vec<Event> = Vec::new();
+    for job in [first, second] {
+        let now = replica.next_event().unwrap_or(1_000_000_000_000);
+        replica.submit(now, &job).unwrap();
+        while let Some(at) = replica.next_event() {
+            replica.advance(at, &mut events);
+        }
+    }
+    let cached = events.iter().rev().find_map(|event| match event.what {
+        What::Scheduled { cached } => Some(cached),
+        _ => None,
+    });
+    cached.unwrap()
+}
+
+/// All that was computed, in full blocks: the prompt and the answer, but not its
+/// last token. Without names for the answer, the prompt alone.
+#[test]
+fn a_second_turn_finds_the_prompt_and_the_answer_before() {
+    for (async_scheduling, prefix_id_tokens) in [(false, 4), (true, 4), (false, 12), (true, 12)] {
+        let config = Config {
+            enable_prefix_caching: true,
+            async_scheduling,
+            prefix_id_tokens,
+            max_num_batched_tokens: 7,
+            ..small(20)
+        };
+        for (prompt, output) in (1..14).flat_map(|prompt| (1..14).map(move |out| (prompt, out))) {
+            let found = found_of(&config, prompt, output, true);
+            assert_eq!(found, (prompt + output - 1) / 4 * 4, "{prompt} {output} {config:?}");
+            assert_eq!(found_of(&config, prompt, output, false), prompt / 4 * 4);
+        }
+        let none = Config { enable_prefix_caching: false, ..config };
+        assert_eq!(found_of(&none, 10, 10, true), 0);
+    }
+}
+
+/// As below, where B's blocks have names, of which the third holds the last three
+/// tokens of its prompt and its first one. Again it finds 8 of its 13 tokens, now by
+/// their names, and ends with 14 computed. C, whose prompt goes on from there, finds
+/// its three full blocks. D leaves after its third token, with 11 computed as the
+/// running step ends, and E finds two of its blocks.
+#[test]
+fn an_answer_has_its_names_whoever_made_room_or_left() {
+    let config = Config { enable_prefix_caching: true, every_token: true, ..small(5) };
+    let log = Log { text: RefCell::default(), time: |_| 10 };
+    let mut replica = Replica::new(config, &log).unwrap();
+    let mut names = Names { log: &log, jobs: Vec::new() };
+    let jobs: [(u64, u32, u32, &[u64]); 5] = [
+        (0, 7, 3, &[]),
+        (0, 11, 4, &[1, 2, 3, 4]),
+        (100, 18, 1, &[1, 2, 3, 4, 5]),
+        (200, 8, 9, &[6, 7, 8, 9]),
+        (300, 18, 1, &[6, 7, 8, 9]),
+    ];
+    for (at, prompt, output, prefix) in jobs {
+        replica.advance(at, &mut names);
+        let job = Job { prefix, names_answer: true, ..Job::new(prompt, output) };
+        names.jobs.push(replica.submit(at, &job).unwrap());
+        if at == 200 {
+            replica.advance(235, &mut names);
+            assert!(replica.abort(235, names.jobs[3]));
+        }
+    }
+    replica.advance(1_000, &mut names);
+    assert_eq!((replica.next_event(), replica.load().kv_used), (None, 0));
+    let text = log.text.into_inner();
+    let hits: Vec<&str> = text.lines().filter(|line| line.contains("cached")).collect();
+    let expected =
+        ["@30 B enters, 8 cached", "@100 C enters, 12 cached", "@300 E enters, 8 cached"];
+    assert_eq!(hits, expected, "{text}");
+}
+
 /// Five blocks: A has two, B three, all full at 20. A's next token drives out B
 /// and takes B's last block, the first to be reused. B's other two are still
 /// what they were when A ends: of its 13 tokens, 8 are found again.

@@ -23,6 +23,7 @@ use super::{Counts, Ended, Engine, Event, Finished, Job, JobId, Load, Sink, TooL
 #[derive(Debug)]
 struct Way {
     names: Vec<u64>,
+    names_answer: bool,
     prompt_tokens: u32,
     output_tokens: u32,
     priority: i32,
@@ -203,6 +204,7 @@ impl<T: StepTime> Disaggregated<T> {
             prompt_tokens: way.prompt_tokens,
             output_tokens: way.output_tokens,
             prefix: &way.names,
+            names_answer: way.names_answer,
             priority: way.priority,
             tag: way.tag,
         };
@@ -226,6 +228,7 @@ impl<T: StepTime> Engine for Disaggregated<T> {
             id,
             Way {
                 names: job.prefix.to_vec(),
+                names_answer: job.names_answer,
                 prompt_tokens: job.prompt_tokens.max(1),
                 output_tokens: job.output_tokens.max(1),
                 priority: job.priority,

@@ -38,6 +38,9 @@
 //! - A job's output length is known, as if set by its cap. One that ends by
 //!   itself would, scheduled asynchronously, be in one step more, for nothing.
 //! - Jobs of one instant are told apart by the order of their submission.
+//! - Blocks with a named answer's tokens are found by others once the job has
+//!   ended, left or made room; in vLLM as soon as they are full. It makes no
+//!   difference to who sends the answer back after it has ended.
 //! - What was fetched for waiting jobs is given up when nothing else can run:
 //!   vLLM stands still.
 //!
@@ -87,6 +90,11 @@ pub struct Job<'a> {
     /// mean equal tokens from the prompt's start, as with chained hashes.
     /// Prompt beyond them is taken for unlike all others.
     pub prefix: &'a [u64],
+    /// The names go on behind the prompt: the first one that the prompt does not
+    /// fill holds tokens of the answer, too, and those behind it are of the
+    /// answer alone. Names beyond what is computed of both count nothing.
+    /// Otherwise an answer is taken for unlike all others.
+    pub names_answer: bool,
     /// The lower, the sooner, where the policy looks at it.
     pub priority: i32,
     /// The caller's own name for it, handed back in [`Finished`].
@@ -96,7 +104,7 @@ pub struct Job<'a> {
 impl Job<'_> {
     /// A job with a prompt unlike all others.
     pub fn new(prompt_tokens: u32, output_tokens: u32) -> Self {
-        Self { prompt_tokens, output_tokens, prefix: &[], priority: 0, tag: 0 }
+        Self { prompt_tokens, output_tokens, prefix: &[], names_answer: false, priority: 0, tag: 0 }
     }
 }
 

@@ -67,7 +67,10 @@ pub(super) struct Sequence {
     pub(super) blocks: u32,
     /// Blocks that can be found by its content; while it decodes, as above.
     pub(super) written: u32,
-    /// The prompt's names, and how many full blocks have one.
+    /// Of these, blocks that others can find by their names: what decoding fills is
+    /// named when it is freed, so that no step has to look for it.
+    pub(super) findable: u32,
+    /// The names, and how many of the blocks that it will fill have one.
     pub(super) names: Vec<u64>,
     pub(super) named: u32,
     pub(super) holdings: Vec<Holding>,
@@ -99,6 +102,7 @@ impl Default for Sequence {
             entered: 0,
             blocks: 0,
             written: 0,
+            findable: 0,
             names: Vec::new(),
             named: 0,
             holdings: Vec::new(),

@@ -277,13 +277,13 @@ impl Simulation<'_> {
         let source = self.at_place(place).map_or(0, |live| live.source);
         let mut names = std::mem::take(&mut self.names);
         names.clear();
-        if let Some(stream) = self.streams.get(source as usize) {
-            stream.names(ask, &mut names);
-        }
         let Some(replicas) = self.pools.get_mut(pool) else { return Err(broken("no pool")) };
         let output = ask.output.min(ask.cap.unwrap_or(u32::MAX).max(1));
         let output = output.min(replicas.window - ask.input);
-        let job = Job { tag: place.into(), prefix: &names, ..Job::new(ask.input, output) };
+        let stream = self.streams.get(source as usize);
+        let names_answer = stream.is_some_and(|stream| stream.names(ask, output, &mut names));
+        let (tag, prefix) = (place.into(), &*names);
+        let job = Job { prefix, names_answer, tag, ..Job::new(ask.input, output) };
         let job = replicas.submit(self.now, replica, &job);
         self.names = names;
         job.ok_or_else(|| broken("a replica refuses what fits"))

@@ -17,12 +17,11 @@
 //! # What is left out
 //!
 //! Networks and proxies take no time. Memory that workers share is never
-//! contended. What a session's answers leave in a cache has no name: its next
-//! turn finds the prompts before it there, not the last answer. Texts of a
-//! session's turns are drawn anew. Requests are chats of one message, and stream
-//! their answers with their usage. A body that is too long for every pool but the
-//! largest is read to `inspect_bytes_max` all the same: that decides alike, a
-//! little later.
+//! contended. A trace's rows do not say whose answers they go on from: only a
+//! session's next turn finds the answer before it in a cache. Texts of a session's
+//! turns are drawn anew. Requests are chats of one message, and stream their
+//! answers with their usage. A body that is too long for every pool but the largest
+//! is read to `inspect_bytes_max` all the same: that decides alike, a little later.
 
 mod admission;
 mod book;

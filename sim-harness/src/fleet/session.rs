@@ -15,8 +15,8 @@ pub(super) enum Prefix {
     /// As the names of this row of the trace say, among those of one pass.
     Row { row: usize, pass: u64 },
     /// All of it is a session's, from its beginning on, after so many names that
-    /// the source's sessions share.
-    Session { number: u64, shared: u32 },
+    /// the source's sessions share. `answer`: the next prompt has its answer in it.
+    Session { number: u64, shared: u32, answer: bool },
 }
 
 /// A session that goes on after the turn that is open, or is thought about.
@@ -36,8 +36,8 @@ pub(super) struct Session {
     pub(super) context: u32,
 }
 
-/// Names of a session's prompt of so many tokens, all of them its own but the
-/// first, shared ones. `source`: names of one are none of another.
+/// Names of a session's first so many tokens, prompt or answer, all of them its own
+/// but the first, shared ones. `source`: names of one are none of another.
 pub(super) fn session_names(
     source: u64,
     (number, shared): (u64, u32),

@@ -123,16 +123,20 @@ impl Stream {
         self.source.models.get(usize::from(ask.model)).map_or("", |(name, _)| name)
     }
 
-    /// The names of a prompt's beginning.
-    pub(super) fn names(&self, ask: &Ask, names: &mut Vec<u64>) {
+    /// The names of a prompt's beginning. Says whether they name its answer, too,
+    /// of `output` tokens.
+    pub(super) fn names(&self, ask: &Ask, output: u32, names: &mut Vec<u64>) -> bool {
         match ask.prefix {
-            Prefix::None => {}
+            Prefix::None => false,
             Prefix::Row { row, pass } => {
                 let row = self.rows().get(row).map_or(&[][..], |row| &row.names);
                 row_names(self.nth, pass, row, names);
+                false
             }
-            Prefix::Session { number, shared } => {
-                session_names(self.nth, (number, shared), ask.input, names);
+            Prefix::Session { number, shared, answer } => {
+                let tokens = ask.input.saturating_add(if answer { output } else { 0 });
+                session_names(self.nth, (number, shared), tokens, names);
+                answer
             }
         }
     }
@@ -279,7 +283,16 @@ impl Stream {
         };
         session.turns += 1;
         session.context = input;
-        let prefix = Prefix::Session { number: session.number, shared: shared / NAME_TOKENS };
+        let answer = match &self.source.lengths {
+            // What is shorter than both does not have the answer in it: a client may
+            // leave out what a model thought.
+            LengthSource::Sessions(_) => self
+                .recorded(session)
+                .is_some_and(|(_, next, _)| next >= input.saturating_add(output)),
+            _ => session.rest > 0,
+        };
+        let (number, shared) = (session.number, shared / NAME_TOKENS);
+        let prefix = Prefix::Session { number, shared, answer };
         self.with_cap(Ask { input, output, cap: None, kind, model, prefix })
     }
 

@@ -10,6 +10,11 @@ use tidegate_sim::engine::{
 
 type Hash = (u64, u64, u32);
 
+/// Of a block that only its job may find.
+fn own(id: JobId, block: usize) -> Hash {
+    (1, id, block as u32)
+}
+
 #[derive(Clone, Debug, Default)]
 struct Block {
     hash: Option<Hash>,
@@ -26,6 +31,7 @@ struct Sequence {
     priority: i32,
     arrival: u64,
     names: Vec<u64>,
+    names_answer: bool,
     /// vLLM's num_tokens, num_computed_tokens and num_output_placeholders.
     tokens: u32,
     computed: u32,
@@ -109,6 +115,7 @@ impl<T: StepTime> Naive<T> {
             priority: job.priority,
             arrival: now,
             names: if self.config.enable_prefix_caching { job.prefix.to_vec() } else { vec![] },
+            names_answer: job.names_answer,
             tokens: job.prompt_tokens,
             computed: 0,
             placeholders: 0,
@@ -185,15 +192,39 @@ impl<T: StepTime> Naive<T> {
     fn hash(&self, id: JobId, block: usize) -> Hash {
         let sequence = &self.sequences[&id];
         let per_name = (self.config.prefix_id_tokens / self.config.block_size) as usize;
-        // Names are for prompts only.
-        let in_prompt = (block + 1) * self.config.block_size as usize <= sequence.prompt as usize;
+        // Names are for prompts, unless the job says otherwise.
+        let in_prompt = sequence.names_answer
+            || (block + 1) * self.config.block_size as usize <= sequence.prompt as usize;
         match sequence.names.get(block / per_name) {
             Some(&name) if in_prompt => (0, name, (block % per_name) as u32),
-            _ => (1, id, block as u32),
+            _ => own(id, block),
+        }
+    }
+
+    /// What was filled by decoding gets its name.
+    fn publish(&mut self, id: JobId) {
+        for at in 0..self.sequences[&id].cached_blocks {
+            let (block, hash) = (self.sequences[&id].blocks[at], self.hash(id, at));
+            if self.blocks[block].hash != Some(hash) {
+                self.forget(block);
+                self.blocks[block].hash = Some(hash);
+                self.cached.entry(hash).or_default().push(block);
+            }
+        }
+    }
+
+    fn forget(&mut self, block: usize) {
+        if let Some(hash) = self.blocks[block].hash.take() {
+            let same = self.cached.get_mut(&hash).unwrap();
+            same.retain(|&other| other != block);
+            if same.is_empty() {
+                self.cached.remove(&hash);
+            }
         }
     }
 
     fn free_blocks(&mut self, id: JobId) {
+        self.publish(id);
         let sequence = self.sequences.get_mut(&id).unwrap();
         let blocks = std::mem::take(&mut sequence.blocks);
         sequence.cached_blocks = 0;
@@ -223,13 +254,7 @@ impl<T: StepTime> Naive<T> {
         let mut taken: Vec<usize> = hits.to_vec();
         for _ in 0..fresh {
             let block = self.free.pop_front().unwrap();
-            if let Some(hash) = self.blocks[block].hash.take() {
-                let same = self.cached.get_mut(&hash).unwrap();
-                same.retain(|&other| other != block);
-                if same.is_empty() {
-                    self.cached.remove(&hash);
-                }
-            }
+            self.forget(block);
             self.blocks[block].users = 1;
             taken.push(block);
         }
@@ -247,7 +272,11 @@ impl<T: StepTime> Naive<T> {
         }
         let full = (tokens / self.config.block_size) as usize;
         for at in self.sequences[&id].cached_blocks..full {
-            let (hash, block) = (self.hash(id, at), self.sequences[&id].blocks[at]);
+            // The one thing that is not vLLM's: what decoding fills has its name
+            // only once it is freed.
+            let decoding = self.sequences[&id].decoding;
+            let hash = if decoding { own(id, at) } else { self.hash(id, at) };
+            let block = self.sequences[&id].blocks[at];
             self.blocks[block].hash = Some(hash);
             self.cached.entry(hash).or_default().push(block);
         }
@@ -430,8 +459,11 @@ impl<T: StepTime> Naive<T> {
             }
             let (last, known) = (nth == s.output, s.computed - s.placeholders.min(s.computed));
             sink.event(Event { at, job: id, what: What::Token { nth, last } });
+            if running && self.config.async_scheduling {
+                self.cache(id, known);
+            }
             if last {
-                let s = s.clone();
+                let s = self.sequences[&id].clone();
                 self.remove(id);
                 sink.finished(&Finished {
                     job: s.id,
@@ -445,8 +477,6 @@ impl<T: StepTime> Naive<T> {
                     cached_tokens: s.cached,
                     preemptions: s.preemptions,
                 });
-            } else if running && self.config.async_scheduling {
-                self.cache(id, known);
             }
         }
         let (start, load) = (self.start, self.load());

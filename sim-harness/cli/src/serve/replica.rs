@@ -52,7 +52,9 @@ pub(super) struct Output {
 pub(super) struct Wanted<'a> {
     pub(super) prompt_tokens: u32,
     pub(super) output_tokens: u32,
-    /// Names of the prompt's full KV blocks.
+    /// Names of the prompt's full KV blocks. Those of its answer have none: when it
+    /// is sent back, the template has one token more before it (its role), so that
+    /// no block of it would be the same.
     pub(super) blocks: &'a [u64],
     /// The lower, the sooner.
     pub(super) priority: i32,

@@ -57,6 +57,7 @@ impl Scheduler {
                 sequence.own = NONE;
                 sequence.computed = computed;
                 (sequence.blocks, sequence.written) = (cached, cached);
+                sequence.findable = self.found.named;
             }
             self.waiting.remove(&rank);
             if fetch {
@@ -117,11 +118,9 @@ impl Scheduler {
             sequence.computed = sequence.known() - 1;
             if self.config.enable_prefix_caching {
                 let written = sequence.known() / self.config.block_size;
-                let named = written.min(sequence.named);
-                self.kv.write(&sequence.names, sequence.written, named, &mut sequence.holdings);
-                sequence.written = written;
+                self.write(place, written);
             }
-            self.waiting.insert(sequence.rank, place);
+            self.waiting.insert(self.sequences.at(place).rank, place);
             self.stuck = None;
         }
     }

@@ -187,7 +187,8 @@ impl Scheduler {
             sequence.names.extend_from_slice(job.prefix);
             let per_name = self.config.prefix_id_tokens / self.config.block_size;
             let named = job.prefix.len() as u64 * u64::from(per_name);
-            let full = sequence.prompt / self.config.block_size;
+            let known = if job.names_answer { sequence.total() } else { sequence.prompt };
+            let full = known / self.config.block_size;
             sequence.named = named.min(full.into()) as u32;
         }
         self.serial += 1;
@@ -276,10 +277,25 @@ impl Scheduler {
         self.stuck = None;
     }
 
+    /// Lets a sequence's blocks up to `written` be found, by others where they have
+    /// names.
+    fn write(&mut self, place: u32, written: u32) {
+        let sequence = self.sequences.at_mut(place);
+        sequence.written = written;
+        let named = written.min(sequence.named);
+        if sequence.findable < named {
+            self.kv.write(&sequence.names, sequence.findable, named, &mut sequence.holdings);
+            sequence.findable = named;
+            self.stuck = None;
+        }
+    }
+
     /// Frees a sequence's blocks. `keep`: it may look them up again.
     fn free_blocks(&mut self, place: u32, keep: bool) {
+        // What it filled while nobody looked.
+        self.write(place, self.sequences.at(place).written);
         let sequence = self.sequences.at_mut(place);
-        let found = sequence.written.min(sequence.named);
+        let found = sequence.findable;
         if keep && self.config.enable_prefix_caching {
             self.kv.free_nameless(sequence.blocks - sequence.written);
             sequence.own = self.kv.keep_own(sequence.job, sequence.written - found);
@@ -287,7 +303,8 @@ impl Scheduler {
             self.kv.free_nameless(sequence.blocks - found);
         }
         self.kv.free_named(&mut sequence.holdings);
-        (sequence.computed, sequence.blocks, sequence.written) = (0, 0, 0);
+        (sequence.computed, sequence.blocks) = (0, 0);
+        (sequence.written, sequence.findable) = (0, 0);
         self.stuck = None;
     }
 
@@ -339,6 +356,11 @@ impl Scheduler {
                     cached_tokens: sequence.cached,
                     preemptions: sequence.preemptions,
                 };
+                if sequence.stage == Stage::Ending && self.config.enable_prefix_caching {
+                    // All that was computed is known now, also with a step under
+                    // way; the last token was not.
+                    sequence.written = sequence.computed / self.config.block_size;
+                }
                 if sequence.handoff == Handoff::Give && sequence.stage == Stage::Ending {
                     self.unseat(place, false);
                     self.sequences.at_mut(place).stage = Stage::Kept;

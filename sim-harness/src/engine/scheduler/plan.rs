@@ -130,13 +130,7 @@ impl Scheduler {
         self.kv.allocate(blocks - sequence.blocks);
         sequence.blocks = blocks;
         if self.config.enable_prefix_caching {
-            let written = computed / size;
-            let named = written.min(sequence.named);
-            if sequence.written < named {
-                self.kv.write(&sequence.names, sequence.written, named, &mut sequence.holdings);
-                self.stuck = None;
-            }
-            sequence.written = written;
+            self.write(place, computed / size);
         }
     }
 

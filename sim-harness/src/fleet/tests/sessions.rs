@@ -27,18 +27,56 @@ fn recorded(turns: &[(u64, u32, u32)]) -> LengthSource {
 
 #[test]
 fn a_session_finds_what_its_turns_before_left() {
-    let turns = [(0, 1_000, 10), (1, 1_500, 10), (2, 3_000, 10), (0, 700, 10), (1, 720, 10)];
+    let turns = [(0, 1_000, 10), (1, 1_500, 10), (2, 3_000, 10), (0, 700, 30), (1, 720, 10)];
     let closed = Arrivals::Closed { clients: 1, think: 2 * SECOND };
     let mut scenario = one_pool(1, vec![source("t", recorded(&turns), closed)]);
     scenario.end = 60 * SECOND;
     let report = run(&scenario, 1).unwrap();
     let pool = pool_of(&report, "all");
     let whole = pool.served / 5;
-    // Full blocks of 16 of the prompt before. What is shorter than the one before
-    // begins anew. The last session may be cut.
-    let upto = [0, 0, 992, 992 + 1_488, 992 + 1_488, 992 + 1_488 + 688];
+    // Full blocks of 16 of the prompt before and its answer but the last token: of
+    // 1,009 and 1,509. What is shorter than the one before begins anew. The last one
+    // does not have the answer before in it: full blocks of 700. The last session may
+    // be cut.
+    let upto = [0, 0, 1_008, 1_008 + 1_504, 1_008 + 1_504, 1_008 + 1_504 + 688];
     let expected = whole * upto[5] + upto[(pool.served % 5) as usize];
     assert!(whole >= 3 && pool.cached == expected, "{pool:?}");
+}
+
+#[test]
+fn an_answer_is_not_computed_again_by_the_turn_after_it() {
+    let near = |found: Option<u64>, micros: u64| {
+        let (found, expected) = (found.unwrap(), micros * 1_000);
+        assert!(found.abs_diff(expected) <= expected / 400, "{found} {expected}");
+    };
+    // An answer that the second turn has in it, and one of a token more, which does
+    // not fit into it.
+    for (output, found) in [(600, 1_584), (601, 992)] {
+        // One at about 10 s.
+        let arrivals = Arrivals::Open { rate: 0.1, cv: 0.01 };
+        let source = source("t", recorded(&[(0, 1_000, output), (1, 1_600, 1)]), arrivals);
+        let mut scenario = one_pool(1, vec![source]);
+        scenario.end = 19 * SECOND;
+        let report = run(&scenario, 1).unwrap();
+        let pool = pool_of(&report, "all");
+        assert_eq!((pool.served, pool.cached), (2, found), "{output}");
+        // The step's 10 ms, and 10 µs for each token that is not there yet.
+        near(pool.first_token.p50, 10_000 + 10 * (1_600 - found));
+        near(pool.first_token.p99, 20_000);
+    }
+    let closed = Arrivals::Closed { clients: 1, think: SECOND / 2 };
+    let mut source = source("t", LengthSource::Fixed(100, 400), closed);
+    source.sessions = Some(Sessions { turns: 1_000.0, think: SECOND / 2, shared: 0 });
+    let mut scenario = one_pool(1, vec![source]);
+    scenario.end = 60 * SECOND;
+    let report = run(&scenario, 1).unwrap();
+    let pool = pool_of(&report, "all");
+    // Each turn has 500 tokens more than the one before; all of those but the last
+    // have full blocks but for 15 at most.
+    let expected: u64 = (1..pool.served).map(|turn| (500 * turn - 1) / 16 * 16).sum();
+    assert!(pool.served > 10 && pool.cached == expected, "{pool:?}");
+    let most = pool.first_token.p99.unwrap();
+    assert!(most < 11_200_000, "of 500 tokens it would be 15 ms: {most}");
 }
 
 #[test]
