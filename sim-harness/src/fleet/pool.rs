@@ -1,6 +1,7 @@
 //! The replicas of one pool, and what they were busy with.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use tidegate::pool::Reading;
 
@@ -15,7 +16,10 @@ use crate::engine::{
 pub(super) struct Replicas<'a> {
     pool: &'a Pool,
     all: Vec<One<'a>>,
-    next: usize,
+    /// Open requests and place of each, so that the least loaded of ten thousand is
+    /// found at once.
+    by_load: BTreeSet<(u32, u32)>,
+    next: u32,
     /// Gateways look at the replicas: one was down.
     checked: bool,
     /// Times that one went down.
@@ -127,7 +131,8 @@ impl<'a> Replicas<'a> {
             });
         }
         let window = pool.engine.max_model_len;
-        Ok(Self { pool, all, next: 0, checked: false, downs: 0, window, log: None })
+        let by_load = (0..pool.replicas).map(|place| (0, place)).collect();
+        Ok(Self { pool, all, by_load, next: 0, checked: false, downs: 0, window, log: None })
     }
 
     /// How many there are.
@@ -139,15 +144,23 @@ impl<'a> Replicas<'a> {
     /// there; not `but`, if there is another one.
     pub(super) fn pick(&self, but: Option<u32>) -> Option<u32> {
         let only = self.all.len() == 1;
-        let usable =
-            |place: usize, one: &One<'_>| !one.is_shunned() && (only || Some(place as u32) != but);
-        let all = || self.all.iter().enumerate().filter(|(place, one)| usable(*place, one));
-        let found = match self.pool.dispatch {
-            // Those behind the last one, and then those before.
-            Dispatch::RoundRobin => all().min_by_key(|(place, _)| (*place < self.next, *place)),
-            Dispatch::LeastLoaded => all().min_by_key(|(_, one)| one.open),
+        let usable = |place: &u32| {
+            let there = self.all.get(*place as usize).is_some_and(|one| !one.is_shunned());
+            there && (only || Some(*place) != but)
         };
-        found.map(|(place, _)| place as u32)
+        match self.pool.dispatch {
+            // Those behind the last one, and then those before.
+            Dispatch::RoundRobin => (self.next..self.len()).chain(0..self.next).find(usable),
+            Dispatch::LeastLoaded => self.by_load.iter().map(|(_, place)| *place).find(usable),
+        }
+    }
+
+    fn set_open(&mut self, replica: u32, open: u32) {
+        if let Some(one) = self.all.get_mut(replica as usize).filter(|one| one.open != open) {
+            self.by_load.remove(&(one.open, replica));
+            one.open = open;
+            self.by_load.insert((open, replica));
+        }
     }
 
     /// Whether a replica is there.
@@ -176,7 +189,8 @@ impl<'a> Replicas<'a> {
     pub(super) fn submit(&mut self, now: u64, replica: u32, job: &Job<'_>) -> Option<JobId> {
         let one = self.all.get_mut(replica as usize)?;
         let id = one.engine.submit(now, job).ok()?;
-        one.open += 1;
+        let open = one.open + 1;
+        self.set_open(replica, open);
         self.pass(replica);
         if let Some(log) = &mut self.log {
             log.came(now, replica, id, (job.prompt_tokens, job.output_tokens));
@@ -186,7 +200,7 @@ impl<'a> Replicas<'a> {
 
     /// It was this replica's turn.
     pub(super) fn pass(&mut self, replica: u32) {
-        self.next = (replica as usize + 1) % self.all.len().max(1);
+        self.next = (replica + 1) % self.len().max(1);
     }
 
     /// The replica that a fault befalls.
@@ -224,10 +238,13 @@ impl<'a> Replicas<'a> {
             }
             one.past = one.past.plus(one.engine.counts());
             one.engine = engine(self.pool)?;
-            (one.open, one.due) = (0, None);
+            one.due = None;
             self.downs += 1;
         }
         one.engine.time().factor.set(factor);
+        if goes_down {
+            self.set_open(replica, 0);
+        }
         Ok(())
     }
 
@@ -258,7 +275,8 @@ impl<'a> Replicas<'a> {
         let Some(one) = self.all.get_mut(replica as usize) else { return 0 };
         let told = one.engine.told(job);
         if one.engine.abort(now, job) {
-            one.open = one.open.saturating_sub(1);
+            let open = one.open.saturating_sub(1);
+            self.set_open(replica, open);
             if let Some(log) = &mut self.log {
                 log.left(now, replica, job);
             }
@@ -297,8 +315,9 @@ impl<'a> Replicas<'a> {
                 _ => break,
             }
         }
-        one.open = one.open.saturating_sub(one.load.finished.len() as u32);
+        let open = one.open.saturating_sub(one.load.finished.len() as u32);
         done.append(&mut one.load.finished);
+        self.set_open(replica, open);
     }
 
     /// Jobs that are in it.
