@@ -37,8 +37,8 @@ impl Sized {
     /// Takes over what a simulation of so many requests shows.
     pub(super) fn shows(&mut self, outcome: &Outcome, measured: u64) {
         let share = |count: u64| count as f64 / measured as f64;
-        self.ttft_p99 = outcome.p99(|tally| &tally.ttft, measured);
-        self.tpot_p99 = outcome.p99(|tally| &tally.tpot, measured);
+        self.ttft_p99 = outcome.p99(|pool| &pool.ttft, measured);
+        self.tpot_p99 = outcome.p99(|pool| &pool.tpot, measured);
         self.shares = outcome.pools.iter().map(|pool| share(pool.requests)).collect();
         self.truncated = share(outcome.pools.iter().map(|pool| pool.truncated).sum());
         self.retried = share(outcome.pools.iter().map(|pool| pool.retried).sum());

@@ -8,7 +8,7 @@ use super::make::{COARSE, Maker};
 use super::question::{PlanError, Question};
 use super::requests::{Counts, rows};
 use super::search::{Drift, LoadId, Scale, Search, missed};
-use super::trial::{Layout, Outcome, Runner, Tally, Trial};
+use super::trial::{Layout, Outcome, PoolOutcome, Runner, Trial};
 use crate::workload::TraceRequest;
 
 const DRIFTS: [(&str, Drift); 3] = [
@@ -52,7 +52,7 @@ impl<'a> Put<'a> {
             return false;
         }
         let bad = |nth: usize| {
-            let of = |count: &dyn Fn(&Tally) -> u64| -> u64 {
+            let of = |count: &dyn Fn(&PoolOutcome) -> u64| -> u64 {
                 outcomes.iter().filter_map(|one| one.pools.get(nth)).map(count).sum()
             };
             of(&|pool| pool.late).max(of(&|pool| pool.slow)) > of(&|pool| pool.requests) / 100
@@ -135,8 +135,8 @@ impl Maker<'_> {
         let mut verified = Vec::new();
         for ((name, _, size), one) in sized.iter_mut().zip(fleets) {
             let figures = |((seed, _), outcome): (&Rows, &Outcome)| {
-                let ttft = outcome.p99(|tally| &tally.ttft, counts.measured);
-                (*seed, ttft, outcome.p99(|tally| &tally.tpot, counts.measured))
+                let ttft = outcome.p99(|pool| &pool.ttft, counts.measured);
+                (*seed, ttft, outcome.p99(|pool| &pool.tpot, counts.measured))
             };
             if let Some(outcome) = one.last.first() {
                 size.shows(outcome, counts.measured);
@@ -317,8 +317,8 @@ pub fn check_fleets(
             requests,
             late: share(&|one| missed(one).0),
             slow: share(&|one| missed(one).1),
-            ttft_p99: first.and_then(|one| one.p99(|tally| &tally.ttft, counts.measured)),
-            tpot_p99: first.and_then(|one| one.p99(|tally| &tally.tpot, counts.measured)),
+            ttft_p99: first.and_then(|one| one.p99(|pool| &pool.ttft, counts.measured)),
+            tpot_p99: first.and_then(|one| one.p99(|pool| &pool.tpot, counts.measured)),
             lost: share(&|one| one.lost),
             truncated: share(&|one| one.pools.iter().map(|pool| pool.truncated).sum()),
             preemptions: share(&|one| one.preemptions),

@@ -60,8 +60,8 @@ pub fn load_curves(plan: &Plan, runner: &mut dyn Runner) -> Result<Vec<LoadCurve
     let curves = names.into_iter().zip(all.chunks(FACTORS.len()));
     let point = |(factor, (trial, outcome)): (&f64, &(&Trial, &Outcome))| LoadPoint {
         load: *factor,
-        ttft_p99: outcome.p99(|tally| &tally.ttft, trial.counts.measured),
-        tpot_p99: outcome.p99(|tally| &tally.tpot, trial.counts.measured),
+        ttft_p99: outcome.p99(|pool| &pool.ttft, trial.counts.measured),
+        tpot_p99: outcome.p99(|pool| &pool.tpot, trial.counts.measured),
     };
     let curve = |(name, all): (&'static str, &[(&Trial, &Outcome)])| LoadCurve {
         name,

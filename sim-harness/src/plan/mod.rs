@@ -38,4 +38,4 @@ pub use make::{Step, plan};
 pub use price::{Price, PriceLine};
 pub use question::{Effort, PlanError, Question, Shape, Slo, Source};
 pub use search::Scale;
-pub use trial::{Allowed, Layout, Outcome, Runner, Serial, StepTimes, Tally, Trial};
+pub use trial::{Allowed, Layout, Outcome, PoolOutcome, Runner, Serial, StepTimes, Trial};

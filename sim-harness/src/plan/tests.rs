@@ -129,16 +129,16 @@ fn a_pool_alone_does_what_it_does_in_the_fleet() {
     let requests =
         Requests { rows: Arc::clone(&told.rows), needs: run(&told).needs, counts: told.counts };
     let mut shared = 0;
-    for (nth, tally) in whole.pools.iter().enumerate() {
+    for (nth, pool) in whole.pools.iter().enumerate() {
         let (rows, counts) = requests.slice(Slice::of(&two().shapes, nth));
         let alone = trial(question.clone(), single.clone(), &[4]);
         let alone = run(&Trial { rows, counts, ..alone });
         let near = |a: u64, b: u64| a.abs_diff(b) <= 12 + b / 20;
         let alone = &alone.pools[0];
-        assert!(near(alone.requests, tally.requests), "{nth}: {alone:?} {tally:?}");
-        assert!(near(alone.late, tally.late) && near(alone.slow, tally.slow), "{nth}: {alone:?}");
-        let median = |tally: &Tally| tally.ttft.quantile(0.5) as f64;
-        assert!((median(alone) / median(tally) - 1.0).abs() < 0.1, "{nth}");
+        assert!(near(alone.requests, pool.requests), "{nth}: {alone:?} {pool:?}");
+        assert!(near(alone.late, pool.late) && near(alone.slow, pool.slow), "{nth}: {alone:?}");
+        let median = |pool: &PoolOutcome| pool.ttft.quantile(0.5) as f64;
+        assert!((median(alone) / median(pool) - 1.0).abs() < 0.1, "{nth}");
         shared += alone.requests;
     }
     // Every request is in one slice.
@@ -250,7 +250,7 @@ fn a_trial_that_is_hopeless_ends_early_and_says_so() {
     trial.allowed = Allowed { late: 5, slow: 5 };
     let early = run(&trial);
     assert!(!early.whole && early.pools[0].requests < whole.pools[0].requests / 2);
-    assert_eq!(early.p99(|tally| &tally.ttft, 1_500), None, "what was cut off has no figures");
+    assert_eq!(early.p99(|pool| &pool.ttft, 1_500), None, "what was cut off has no figures");
 }
 
 #[test]

@@ -98,7 +98,7 @@ pub struct Trial {
 
 /// What one pool's requests came to.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tally {
+pub struct PoolOutcome {
     /// Answered here.
     pub requests: u64,
     /// First tokens after the promise.
@@ -118,7 +118,7 @@ pub struct Tally {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// One for each pool, as the layout has them.
-    pub pools: Vec<Tally>,
+    pub pools: Vec<PoolOutcome>,
     /// Requests that were not answered: refused for their length.
     pub lost: u64,
     /// All requests that count have ended: nothing was cut off.
@@ -133,10 +133,10 @@ pub struct Outcome {
 
 impl Outcome {
     /// The figures of all requests; nothing where a figure does not exist.
-    pub(super) fn p99(&self, of: impl Fn(&Tally) -> &Histogram, all: u64) -> Option<f64> {
+    pub(super) fn p99(&self, of: impl Fn(&PoolOutcome) -> &Histogram, all: u64) -> Option<f64> {
         let mut sum = Histogram::default();
-        for tally in &self.pools {
-            sum.merge(of(tally));
+        for pool in &self.pools {
+            sum.merge(of(pool));
         }
         // Answers of one token have no time between tokens: they are fast.
         let rank = all - all / 100;
@@ -156,7 +156,7 @@ struct Judge<'a> {
     /// Of each place among the document's pools by name, the layout's.
     order: Vec<usize>,
     slo: (u64, u64),
-    pools: Vec<Tally>,
+    pools: Vec<PoolOutcome>,
     lost: u64,
     ended: u64,
     needs: Vec<Need>,
@@ -178,16 +178,16 @@ impl Watch for Judge<'_> {
         }
         self.ended += 1;
         let place = fate.pool.and_then(|place| self.order.get(place)).copied();
-        if let Some(tally) = place.and_then(|place| self.pools.get_mut(place)) {
-            tally.requests += 1;
-            tally.late += u64::from(fate.truncated || fate.first_token > self.slo.0);
+        if let Some(pool) = place.and_then(|place| self.pools.get_mut(place)) {
+            pool.requests += 1;
+            pool.late += u64::from(fate.truncated || fate.first_token > self.slo.0);
             let slow = fate.per_token.is_some_and(|time| time > self.slo.1);
-            tally.slow += u64::from(fate.truncated || slow);
-            tally.truncated += u64::from(fate.truncated);
-            tally.retried += u64::from(fate.retried);
-            tally.ttft.add(fate.first_token);
+            pool.slow += u64::from(fate.truncated || slow);
+            pool.truncated += u64::from(fate.truncated);
+            pool.retried += u64::from(fate.retried);
+            pool.ttft.add(fate.first_token);
             if let Some(time) = fate.per_token {
-                tally.tpot.add(time);
+                pool.tpot.add(time);
             }
         } else {
             self.lost += 1;
@@ -331,7 +331,7 @@ impl Trial {
             trial: self,
             order,
             slo: (nanos(slo.ttft_p99), nanos(slo.tpot_p99)),
-            pools: vec![Tally::default(); names.len()],
+            pools: vec![PoolOutcome::default(); names.len()],
             lost: 0,
             ended: 0,
             needs: vec![Need { need: u32::MAX, fit: u32::MAX }; needs],
