@@ -216,6 +216,23 @@ fn a_fleet_that_misses_gets_more_where_it_misses_until_it_holds() {
     assert_eq!(trials, 2 * (1 + u64::from(grown.added)));
 }
 
+/// A thread that makes one plan after the other keeps none of the first's times.
+#[test]
+fn step_times_are_of_the_replica_that_is_asked_for() {
+    let small = question(20.0);
+    let faster = Question { gpu: find_gpu("h100_sxm", &[]).unwrap(), ..small.clone() };
+    let wider = Question { window: 65_536, ..small.clone() };
+    let mut kept = StepTimes::default();
+    let mut seen = Vec::new();
+    for question in [&small, &faster, &small, &wider] {
+        let trial = trial(question.clone(), two(), &[4, 4]);
+        let outcome = trial.run(&mut kept).unwrap();
+        assert_eq!(outcome, run(&trial));
+        seen.push(outcome);
+    }
+    assert!(seen[0] != seen[1] && seen[0] == seen[2]);
+}
+
 #[test]
 fn several_thresholds_are_apart() {
     let effort = Effort { thresholds: 3, ..question(4.0).effort };

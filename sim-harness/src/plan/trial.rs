@@ -14,7 +14,9 @@ use crate::SECOND;
 use crate::engine::{Rounded, StepTime, Work};
 use crate::fleet::{self, Arrivals, Dispatch, Fate, Gateways, LengthSource, Pool, Scenario, Watch};
 use crate::histogram::Histogram;
-use crate::kernels::{Asked, Execution, Fit, HostTime, Pricing, Profiles, shipped};
+use crate::kernels::{
+    Asked, Deployment, Execution, Fit, Gpu, HostTime, Pricing, Profiles, shipped,
+};
 use crate::policy::Policy;
 use crate::texts::Kind;
 use crate::workload::{CapPolicy, TraceRequest};
@@ -204,10 +206,12 @@ impl Watch for Judge<'_> {
 #[derive(Default)]
 pub struct StepTimes {
     fits: Vec<Fit>,
+    /// What the times are of.
+    replica: Option<(Gpu, Deployment, u32)>,
     times: BTreeMap<(u32, u32), Rc<dyn StepTime>>,
 }
 
-/// A step time of a bench.
+/// One of them.
 struct Lent(Rc<dyn StepTime>);
 
 impl StepTime for Lent {
@@ -221,12 +225,20 @@ impl StepTime for Lent {
 }
 
 impl StepTimes {
-    /// The step time of a replica. One bench serves one question.
+    /// The step time of a replica.
     pub(super) fn time(
         &mut self,
         question: &Question,
         shape: Shape,
     ) -> Result<Rc<dyn StepTime>, PlanError> {
+        let Question { gpu, deployment, window, .. } = question;
+        let same = |known: &(Gpu, Deployment, u32)| {
+            known.0 == *gpu && known.1 == *deployment && known.2 == *window
+        };
+        if !self.replica.as_ref().is_some_and(same) {
+            self.replica = Some((gpu.clone(), *deployment, *window));
+            self.times.clear();
+        }
         let key = (shape.seats, shape.batched);
         if let Some(time) = self.times.get(&key) {
             return Ok(Rc::clone(time));
@@ -234,7 +246,6 @@ impl StepTimes {
         if self.fits.is_empty() {
             self.fits = shipped();
         }
-        let Question { gpu, deployment, window, .. } = question;
         let ranks = if deployment.ep > 1 { deployment.dp } else { 1 };
         let asked = Asked {
             gpu: &gpu.name,
