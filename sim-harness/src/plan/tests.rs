@@ -216,6 +216,28 @@ fn a_fleet_that_misses_gets_more_where_it_misses_until_it_holds() {
     assert_eq!(trials, 2 * (1 + u64::from(grown.added)));
 }
 
+#[test]
+fn a_check_tells_what_holds_at_another_rate() {
+    let mut plan = quiet(question(4.0)).unwrap();
+    let check = |plan: &Plan, rate, tries| {
+        let check = Check { rate, seconds: 60.0, seeds: 1, all: false, tries };
+        let all = check_fleets(plan, &check, &mut Serial::default()).unwrap();
+        all.into_iter().find(|one| one.name == "tuned").unwrap()
+    };
+    // Ten times as many for ten times the rate, and one for a tenth.
+    let needed = plan.tuned.size.as_ref().unwrap().replicas[0];
+    plan.tuned.size.as_mut().unwrap().replicas = vec![needed + 2];
+    let more = check(&plan, 12.0, 0);
+    assert_eq!((more.replicas, more.held), (vec![(needed + 2) * 3], Some((needed + 2) * 3)));
+    assert_eq!(check(&plan, 0.4, 0).replicas, [1]);
+    // Too few: it says what they miss, and with how many it holds.
+    plan.tuned.size.as_mut().unwrap().replicas = vec![1];
+    assert_eq!(check(&plan, 16.0, 0).held, None);
+    let few = check(&plan, 16.0, 40);
+    assert!(few.gpus == 4 && few.late.max(few.slow) > 0.01, "{few:?}");
+    assert!(few.held.unwrap() > 4, "{few:?}");
+}
+
 /// A thread that makes one plan after the other keeps none of the first's times.
 #[test]
 fn step_times_are_of_the_replica_that_is_asked_for() {
