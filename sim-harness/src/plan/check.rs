@@ -18,7 +18,7 @@ const DRIFTS: [(&str, Drift); 3] = [
 ];
 
 /// Times that a fleet which misses the promise gets more replicas.
-const TRIES: u32 = 4;
+const TRIES: u32 = 8;
 
 /// A fleet that is put to a load, whole and behind the gate.
 pub(super) struct Put<'a> {

@@ -21,6 +21,8 @@ pub(super) const COARSE: f64 = 0.03;
 const FINE: f64 = 0.01;
 /// Candidates whose pools' settings are searched.
 const TUNED: usize = 3;
+/// Splits into a number of pools that are sized with all seeds.
+const FINALISTS: usize = 2;
 
 /// What is done next.
 #[derive(Clone, Copy, Debug)]
@@ -116,32 +118,31 @@ impl Maker<'_> {
         // The papers' settings are settings too.
         let best = if homogeneous.sum() < start.sum() { homogeneous } else { start };
         let tuned = self.tuned(vec![best.clone()])?.pop().ok_or(PlanError::Stopped)?;
-        let mut candidates = Vec::new();
-        let mut all = vec![homogeneous.clone(), tuned.clone()];
+        let (mut candidates, mut splits, mut best) = (Vec::new(), Vec::new(), Vec::new());
         let mut known = Vec::new();
         for pools in 2..=self.question.pools as usize {
-            let split = self.split(pools, &tuned, correction, &mut known)?;
+            self.split(pools, &tuned, correction, &mut known)?;
             candidates.extend(known.iter().map(|one: &Rough| Candidate {
                 thresholds: thresholds(&one.layout),
                 gpus: one.counts.as_ref().ok().map(|counts| self.gpus(counts)),
             }));
-            all.extend(split);
+            let Some(split) = self.finals(vec![known.clone()])?.pop().flatten() else { break };
+            // What the next threshold is added to.
+            known.sort_by_key(|one| one.layout != split.layout);
+            best.extend(known.first().filter(|one| one.counts.is_ok()).cloned());
+            splits.push(split);
         }
-        let splits: Vec<Rough> =
-            all.iter().skip(2).filter(|one| one.counts.is_ok()).cloned().collect();
-        if !splits.is_empty() {
+        let mut finals = vec![vec![homogeneous.clone()], vec![tuned.clone()]];
+        if !best.is_empty() {
             (self.progress)("pools with known lengths");
-            all.extend(self.oracle(&splits, correction)?);
+            finals.push(self.oracle(&best, correction)?);
         }
         (self.progress)("all of them with all seeds");
-        let mut sized = self.sizes(&all)?.into_iter();
-        let (Some(homogeneous), Some(tuned)) = (sized.next(), sized.next()) else {
+        let mut sized = self.finals(finals)?.into_iter();
+        let (Some(Some(homogeneous)), Some(Some(tuned))) = (sized.next(), sized.next()) else {
             return Err(PlanError::Stopped);
         };
-        let rest: Vec<Alternative> = sized.collect();
-        let oracles = rest.iter().filter(|one| one.layout.oracle);
-        let oracle = oracles.min_by_key(|one| one.gpus().unwrap_or(u32::MAX)).cloned();
-        let splits: Vec<Alternative> = rest.into_iter().filter(|one| !one.layout.oracle).collect();
+        let oracle = sized.next().flatten();
         candidates.sort_by(|a, b| {
             (a.thresholds.len(), &a.thresholds).cmp(&(b.thresholds.len(), &b.thresholds))
         });
@@ -282,33 +283,34 @@ impl Maker<'_> {
         Ok(all.into_iter().map(pick).collect())
     }
 
-    /// The best split into so many pools; nothing if no threshold divides the
-    /// requests. Settings start from those of the tuned single pool. `known` are
-    /// splits into one pool fewer, and becomes those that were tried.
+    /// Splits into so many pools. Settings start from those of the tuned single pool.
+    /// `known` are splits into one pool fewer, first the one to which a threshold is
+    /// added, and becomes those that were tried, the best first; nothing if no
+    /// threshold divides the requests.
     fn split(
         &mut self,
         pools: usize,
         tuned: &Rough,
         correction: f64,
         known: &mut Vec<Rough>,
-    ) -> Result<Option<Rough>, PlanError> {
-        let Some(single) = tuned.layout.shapes.first().copied() else { return Ok(None) };
+    ) -> Result<(), PlanError> {
+        let Some(single) = tuned.layout.shapes.first().copied() else { return Ok(()) };
         let all: Vec<Vec<Shape>> = if pools == 2 {
             let (window, count) = (self.question.window, self.question.effort.thresholds);
             let thresholds = self.sample.thresholds(window, count, tuned.layout.oracle);
             thresholds.iter().map(|one| vec![single.smaller(*one), single]).collect()
         } else {
-            // One threshold more in the best of those with one fewer: of those that
-            // were best, and the single pool's quantiles.
+            // One threshold more: of those that were best, and the single pool's
+            // quantiles.
+            let base = known.first().map(|base| base.layout.shapes.clone()).unwrap_or_default();
             known.sort_by_key(Rough::sum);
             let (window, count) = (self.question.window, self.question.effort.thresholds);
             let mut extra: Vec<u32> =
                 known.iter().flat_map(|one| thresholds(&one.layout)).collect();
             extra.extend(self.sample.thresholds(window, count, tuned.layout.oracle));
             let mut all: Vec<Vec<Shape>> = Vec::new();
-            let best = known.first().map_or(&[][..], |best| &best.layout.shapes);
             for threshold in extra {
-                let mut shapes = best.to_vec();
+                let mut shapes = base.clone();
                 if shapes.iter().all(|shape| shape.threshold.abs_diff(threshold) > STEP) {
                     shapes.push(single.smaller(threshold));
                     shapes.sort_by_key(|shape| shape.threshold);
@@ -331,7 +333,8 @@ impl Maker<'_> {
             self.improve(&mut more)?;
             known.extend(more);
         }
-        Ok(known.iter().min_by_key(|one| one.sum()).cloned())
+        known.sort_by_key(Rough::sum);
+        Ok(())
     }
 
     /// Searches settings of the few best.
@@ -363,7 +366,7 @@ impl Maker<'_> {
         below.into_iter().chain(above).filter_map(layout).collect()
     }
 
-    /// The two best splits with known lengths, of any number of pools: searched from
+    /// Splits with known lengths, of any number of pools, the best first: searched from
     /// the settings of the best of these splits without, and these themselves.
     fn oracle(&mut self, splits: &[Rough], correction: f64) -> Result<Vec<Rough>, PlanError> {
         let Some(mut start) = splits.iter().min_by_key(|one| one.sum()).cloned() else {
@@ -381,12 +384,11 @@ impl Maker<'_> {
         let mut all = self.rough(&same, correction)?;
         let mut known = Vec::new();
         for pools in 2..=self.question.pools as usize {
-            all.extend(self.split(pools, &start, correction, &mut known)?);
+            self.split(pools, &start, correction, &mut known)?;
+            all.extend(known.iter().cloned());
         }
-        all.retain(|one| one.counts.is_ok());
         all.sort_by_key(Rough::sum);
         all.dedup_by(|a, b| a.layout == b.layout);
-        all.truncate(2);
         Ok(all)
     }
 
@@ -404,6 +406,36 @@ impl Maker<'_> {
     /// GPUs of a replica.
     pub(super) fn each(&self) -> u32 {
         self.question.deployment.tp * self.question.deployment.dp
+    }
+
+    /// Of each of these lists the one that needs least, finer and with all seeds,
+    /// among its first few; among the next few if none of them holds. What one seed
+    /// likes best may be hopeless with another.
+    fn finals(
+        &mut self,
+        mut lists: Vec<Vec<Rough>>,
+    ) -> Result<Vec<Option<Alternative>>, PlanError> {
+        let mut best: Vec<Option<Alternative>> = vec![None; lists.len()];
+        loop {
+            let (mut places, mut all) = (Vec::new(), Vec::new());
+            for (nth, (list, best)) in lists.iter_mut().zip(&best).enumerate() {
+                if best.as_ref().is_none_or(|best| best.size.is_err()) {
+                    let few: Vec<Rough> = list.drain(..FINALISTS.min(list.len())).collect();
+                    places.extend(few.iter().map(|_| nth));
+                    all.extend(few);
+                }
+            }
+            if all.is_empty() {
+                return Ok(best);
+            }
+            for (nth, one) in places.into_iter().zip(self.sizes(&all)?) {
+                let Some(best) = best.get_mut(nth) else { continue };
+                let gpus = |one: &Alternative| one.gpus().unwrap_or(u32::MAX);
+                if best.as_ref().is_none_or(|best| gpus(&one) < gpus(best)) {
+                    *best = Some(one);
+                }
+            }
+        }
     }
 
     /// Finer, and with all seeds: a pool gets the median of what they asked for.
