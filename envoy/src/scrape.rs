@@ -9,8 +9,7 @@ use crate::host::{self, SharedData};
 use crate::worker::Instance;
 use std::cell::RefCell;
 use std::time::Duration;
-use tidegate::config::Config;
-use tidegate::pool::{LoadSources, MetricsScanner, Reading, Round, Scrape};
+use tidegate::pool::{LoadSources, MetricsScanner, Reading, Round};
 use tidegate::time::Instant;
 
 /// What is longer is not read. An engine's metrics are some 50 KB.
@@ -37,16 +36,6 @@ struct PoolRounds {
     round: Round,
 }
 
-/// The shortest time between two rounds; `None` if nothing is asked.
-pub(crate) fn shortest_interval(config: &Config) -> Option<Duration> {
-    let loads = config.capacities.iter().filter_map(|capacity| capacity.load.as_ref());
-    loads.filter_map(|load| load.scrape.as_ref()).map(interval).min()
-}
-
-fn interval(scrape: &Scrape) -> Duration {
-    Duration::from_nanos(scrape.interval.as_nanos())
-}
-
 /// Begins the rounds that are due; in a tick of the root context only.
 pub(crate) fn begin(instance: &Instance, now: Instant) {
     let mut rounds = instance.scraper.0.borrow_mut();
@@ -55,13 +44,12 @@ pub(crate) fn begin(instance: &Instance, now: Instant) {
     for (at, (capacity, pool)) in instance.config.capacities.iter().zip(pools).enumerate() {
         let Some(load) = &capacity.load else { continue };
         let Some(scrape) = &load.scrape else { continue };
-        let waits = pool.begun.is_some_and(|begun| now.since(begun) < scrape.interval);
-        if pool.open > 0 || waits {
+        if pool.open > 0 || !scrape.is_due(pool.begun, now) {
             continue;
         }
         pool.begun = Some(now);
         for _ in 0..load.calls() {
-            let timeout = interval(scrape).min(TIMEOUT_MAX);
+            let timeout = Duration::from_nanos(scrape.interval.as_nanos()).min(TIMEOUT_MAX);
             match host::fetch(&scrape.cluster, &scrape.path, timeout) {
                 Some(token) => {
                     calls.push((token, at));

@@ -62,9 +62,9 @@ thread_local! {
 impl Instance {
     pub(crate) fn new(config: Config) -> Self {
         let metrics = Rc::new(Metrics::define(&config, Counter::define, Histogram::define));
-        let scrapes = scrape::shortest_interval(&config);
+        let interval = config.scrape_interval().map(|span| Duration::from_nanos(span.as_nanos()));
         let ticks = Ticks {
-            calm: scrapes.map_or(TICK, |interval| interval.min(TICK)),
+            calm: interval.map_or(TICK, |interval| interval.min(TICK)),
             period: Cell::new(Duration::ZERO),
             exchanged: Cell::default(),
             leads: Cell::default(),

@@ -13,6 +13,7 @@ pub use settings::{Inspect, MediaTokens, OutputReserve, Settings, TenantClass};
 pub use tenants::{TenantSource, Tenants};
 
 use crate::tenant::Capacity;
+use crate::time::Span;
 use capacity::{Reserve, capacities};
 use node::{Node, Unknown};
 use pools::each_once;
@@ -190,6 +191,13 @@ impl Config {
     pub fn capacity(&self, pool: &str) -> Option<&Arc<Capacity>> {
         let at = self.capacities.binary_search_by(|one| one.name.as_str().cmp(pool));
         at.ok().and_then(|at| self.capacities.get(at))
+    }
+
+    /// The shortest time between two rounds of questions to engines; `None` if none
+    /// is asked.
+    pub fn scrape_interval(&self) -> Option<Span> {
+        let loads = self.capacities.iter().filter_map(|capacity| capacity.load.as_ref());
+        loads.filter_map(|load| Some(load.scrape.as_ref()?.interval)).min()
     }
 
     /// Each pool and the next larger one of its model, in the document and its

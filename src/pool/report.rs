@@ -42,6 +42,13 @@ pub struct Scrape {
     pub whole_pool: bool,
 }
 
+impl Scrape {
+    /// Whether it is time for the round after the one that began then.
+    pub fn is_due(&self, begun: Option<Instant>, now: Instant) -> bool {
+        begun.is_none_or(|begun| now.since(begun) >= self.interval)
+    }
+}
+
 impl LoadSources {
     /// Calls of one round. Each reaches one replica of the cluster, and its
     /// answer does not tell which: in turn, as many calls as replicas reach all.

@@ -16,11 +16,11 @@ pub fn seconds(total: u64) -> ProgressBar {
     styled(total, "{bar:40} {pos} of {len} seconds")
 }
 
-/// A bar of so many steps, which says what is done now; nothing where standard error
+/// A bar of so many stages, which says what is done now; nothing where standard error
 /// is no terminal.
-pub fn steps(total: u32) -> Option<ProgressBar> {
+pub fn stages(total: u32) -> Option<ProgressBar> {
     let bar = styled(total.into(), "{bar:40} {pos} of {len}, {elapsed}: {msg}");
-    // One step may take a while: the clock shows that something is done.
+    // One stage may take a while: the clock shows that something is done.
     bar.enable_steady_tick(Duration::from_millis(500));
     (!bar.is_hidden()).then_some(bar)
 }

@@ -10,7 +10,7 @@ use tidegate_sim::fields::Fields;
 use tidegate_sim::fleet::{DocumentError, Fate, Loaded, Watch};
 use tidegate_sim::kernels::{Gpu, MODELS, Precision};
 use tidegate_sim::plan::{
-    Ask, Effort, Outcome, POOLS, PlanError, Price, Runner, Source, Step, StepTimes, Trial,
+    Ask, Effort, Outcome, POOLS, PlanError, Price, Runner, Source, Stage, StepTimes, Trial,
     UTILIZATION, WINDOW,
 };
 use tidegate_sim::workload::NAMED;
@@ -144,8 +144,8 @@ pub fn plan(json: &str, progress: &Progress) -> Result<String, Refusal> {
     let what = std::rc::Rc::default();
     let mut runner =
         Told { times: StepTimes::default(), what: std::rc::Rc::clone(&what), runs: 0, progress };
-    let mut next = |step: &Step<'_>| {
-        *what.borrow_mut() = format!("{} of {}: {}", step.done + 1, step.of, step.what);
+    let mut next = |stage: &Stage<'_>| {
+        *what.borrow_mut() = format!("{} of {}: {}", stage.done + 1, stage.of, stage.what);
     };
     let plan = tidegate_sim::plan::plan(question, &mut runner, &mut next)?;
     Ok(format!("{:#}", plan.json(&prices)))

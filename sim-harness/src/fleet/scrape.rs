@@ -27,14 +27,8 @@ struct PoolRounds {
 
 /// How often a worker looks whether a round is due; nothing if no pool is asked.
 pub(super) fn period(config: &Config) -> Option<u64> {
-    let loads = config.capacities.iter().filter_map(|capacity| capacity.load.as_ref());
-    let intervals = loads.filter_map(|load| load.scrape.as_ref()).map(interval);
-    intervals.min().map(|shortest| shortest.min(SECOND))
-}
-
-fn interval(scrape: &Scrape) -> u64 {
     // An event that comes at its own instant would never end.
-    scrape.interval.as_nanos().max(1)
+    config.scrape_interval().map(|interval| interval.as_nanos().clamp(1, SECOND))
 }
 
 impl Scraper {
@@ -51,7 +45,7 @@ impl Scraper {
             let Some(load) = &capacity.load else { continue };
             let Some(scrape) = &load.scrape else { continue };
             let Some(replicas) = replicas(&capacity.name) else { continue };
-            if rounds.begun.is_some_and(|begun| now.since(begun) < scrape.interval) {
+            if !scrape.is_due(rounds.begun, now) {
                 continue;
             }
             rounds.begun = Some(now);

@@ -20,8 +20,8 @@ const DRIFTS: [(&str, Drift); 3] = [
 /// Times that a fleet which misses the promise gets more replicas.
 const TRIES: u32 = 8;
 
-/// A fleet that is put to a load, whole and behind the gate.
-pub(super) struct Put<'a> {
+/// A fleet under load, whole and behind the gate.
+pub(super) struct LoadTest<'a> {
     layout: &'a Layout,
     pub(super) replicas: Vec<u32>,
     /// What it did at first, and with the replicas that it has now; of each seed.
@@ -31,7 +31,7 @@ pub(super) struct Put<'a> {
     pub(super) added: u32,
 }
 
-impl<'a> Put<'a> {
+impl<'a> LoadTest<'a> {
     pub(super) fn new(layout: &'a Layout, replicas: Vec<u32>) -> Self {
         let (first, last) = (Vec::new(), Vec::new());
         Self { layout, replicas, first, last, holds: false, added: 0 }
@@ -39,7 +39,7 @@ impl<'a> Put<'a> {
 
     /// Takes what it did; whether it gets more replicas for the next time. Each pool
     /// that missed more than a hundredth of its own gets a hundredth more.
-    fn did(&mut self, outcomes: &[Outcome], measured: u64, more: bool) -> bool {
+    fn judge(&mut self, outcomes: &[Outcome], measured: u64, more: bool) -> bool {
         // Of the requests of all seeds together: what one seed misses is chance.
         let (late, slow) = outcomes.iter().map(missed).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let most = outcomes.len() as u64 * measured / 100;
@@ -72,16 +72,16 @@ pub(super) type Rows = (u64, Arc<[TraceRequest]>);
 
 /// Runs fleets with all seeds; those that miss the promise so many times again,
 /// with more replicas.
-pub(super) fn put(
+pub(super) fn load_test(
     question: &Arc<Question>,
-    fleets: &mut [Put<'_>],
+    fleets: &mut [LoadTest<'_>],
     (all, counts): (&[Rows], Counts),
     tries: u32,
     runner: &mut dyn Runner,
 ) -> Result<(), PlanError> {
-    let mut open: Vec<&mut Put<'_>> = fleets.iter_mut().collect();
+    let mut open: Vec<&mut LoadTest<'_>> = fleets.iter_mut().collect();
     for left in (0..=tries).rev() {
-        let trial = |one: &Put<'_>, (seed, rows): &Rows| {
+        let trial = |one: &LoadTest<'_>, (seed, rows): &Rows| {
             Trial::fleet(question, one.layout, (rows, counts), *seed, &one.replicas)
         };
         let trials: Vec<Trial> =
@@ -95,7 +95,7 @@ pub(super) fn put(
         }
         let mut outcomes = outcomes.chunks(all.len());
         open.retain_mut(|one| {
-            one.did(outcomes.next().unwrap_or_default(), counts.measured, left > 0)
+            one.judge(outcomes.next().unwrap_or_default(), counts.measured, left > 0)
         });
     }
     Ok(())
@@ -129,9 +129,11 @@ impl Maker<'_> {
                 Some((*name, &*layout, size.as_mut().ok()?))
             })
             .collect();
-        let mut fleets: Vec<Put<'_>> =
-            sized.iter().map(|(_, layout, size)| Put::new(layout, size.replicas.clone())).collect();
-        put(&question, &mut fleets, (&rows, counts), TRIES, &mut self.searcher)?;
+        let mut fleets: Vec<LoadTest<'_>> = sized
+            .iter()
+            .map(|(_, layout, size)| LoadTest::new(layout, size.replicas.clone()))
+            .collect();
+        load_test(&question, &mut fleets, (&rows, counts), TRIES, &mut self.searcher)?;
         let mut verified = Vec::new();
         for ((name, _, size), one) in sized.iter_mut().zip(fleets) {
             let figures = |((seed, _), outcome): (&Rows, &Outcome)| {
@@ -298,13 +300,13 @@ pub fn check_fleets(
         let share = |count: &u32| ((f64::from(*count) * rate / question.rate).ceil() as u32).max(1);
         let replicas: Vec<u32> = size.replicas.iter().map(share).collect();
         names.push((name, replicas.clone()));
-        fleets.push(Put::new(&one.layout, replicas));
+        fleets.push(LoadTest::new(&one.layout, replicas));
     }
-    put(&question, &mut fleets, (&rows, counts), tries, runner)?;
+    load_test(&question, &mut fleets, (&rows, counts), tries, runner)?;
     let each = question.deployment.tp * question.deployment.dp;
     let gpus = |replicas: &[u32]| replicas.iter().sum::<u32>() * each;
     let requests = counts.measured * rows.len() as u64;
-    let of = |((name, replicas), one): ((&'static str, Vec<u32>), Put<'_>)| {
+    let of = |((name, replicas), one): ((&'static str, Vec<u32>), LoadTest<'_>)| {
         let share = |of: &dyn Fn(&Outcome) -> u64| {
             one.first.iter().map(of).sum::<u64>() as f64 / requests.max(1) as f64
         };

@@ -26,8 +26,8 @@ const FINALISTS: usize = 2;
 
 /// What is done next.
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'a> {
-    /// So many steps are behind …
+pub struct Stage<'a> {
+    /// So many stages are behind …
     pub done: u32,
     /// … of so many, some of which may not be needed.
     pub of: u32,
@@ -35,23 +35,23 @@ pub struct Step<'a> {
     pub what: &'a str,
 }
 
-fn steps(question: &Question) -> u32 {
+fn stages(question: &Question) -> u32 {
     // The needs, one pool, all seeds; each split with estimates and with known
     // lengths, and what those begin with; and the three checks.
     let splits = question.pools.saturating_sub(1);
     3 + splits * 2 + splits.min(1) + if question.effort.verify { 3 } else { 0 }
 }
 
-/// Makes a plan. `progress` hears of each step.
+/// Makes a plan. `progress` hears of each stage.
 pub fn plan(
     question: Question,
     runner: &mut dyn Runner,
-    progress: &mut dyn FnMut(&Step<'_>),
+    progress: &mut dyn FnMut(&Stage<'_>),
 ) -> Result<Plan, PlanError> {
     question.check()?;
-    let (mut done, of) = (0, steps(&question));
+    let (mut done, of) = (0, stages(&question));
     let mut progress = |what: &str| {
-        progress(&Step { done, of, what });
+        progress(&Stage { done, of, what });
         done += 1;
     };
     let progress: &mut dyn FnMut(&str) = &mut progress;

@@ -34,7 +34,7 @@ pub use ask::{Ask, POOLS, UTILIZATION, WINDOW};
 pub use check::{Check, Checked, check_fleets};
 pub use emit::PoolPlan;
 pub use load::{LoadCurve, LoadPoint, load_curves};
-pub use make::{Step, plan};
+pub use make::{Stage, plan};
 pub use price::{Price, PriceLine};
 pub use question::{Effort, PlanError, Question, Shape, Slo, Source};
 pub use search::Scale;

@@ -195,10 +195,10 @@ fn a_fleet_that_misses_gets_more_where_it_misses_until_it_holds() {
     let all: Vec<_> = [3, 4].map(|seed| (seed, rows(&question, 60.0, counts, seed))).into();
     let layout = two();
     let put = |replicas: [u32; 2], tries| {
-        let mut fleets = [check::Put::new(&layout, replicas.to_vec())];
+        let mut fleets = [check::LoadTest::new(&layout, replicas.to_vec())];
         let mut serial = Serial::default();
         let mut searcher = search::Searcher::new(Arc::clone(&question), &mut serial);
-        check::put(&question, &mut fleets, (&all, counts), tries, &mut searcher).unwrap();
+        check::load_test(&question, &mut fleets, (&all, counts), tries, &mut searcher).unwrap();
         let [one] = fleets;
         (one, searcher.runs)
     };
@@ -253,6 +253,57 @@ fn step_times_are_of_the_replica_that_is_asked_for() {
         seen.push(outcome);
     }
     assert!(seen[0] != seen[1] && seen[0] == seen[2]);
+}
+
+/// All that pools of some windows serve comes late under one seed. Keeps the windows
+/// that were simulated with known lengths.
+#[derive(Default)]
+struct Spoiled {
+    serial: Serial,
+    seed: u64,
+    windows: Vec<u32>,
+    known_lengths: Vec<u32>,
+}
+
+impl Runner for Spoiled {
+    fn run(&mut self, trials: &[Trial]) -> Result<Vec<Outcome>, PlanError> {
+        let mut outcomes = self.serial.run(trials)?;
+        for (trial, outcome) in trials.iter().zip(&mut outcomes) {
+            let [alone] = trial.layout.shapes[..] else { continue };
+            if trial.layout.oracle {
+                self.known_lengths.push(alone.window);
+            } else if trial.seed == self.seed && self.windows.contains(&alone.window) {
+                outcome.pools[0].late = outcome.pools[0].requests;
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+#[test]
+fn a_split_that_one_seed_spoils_makes_way_for_the_next() {
+    let effort = Effort { thresholds: 3, seeds: 2, ..question(4.0).effort };
+    let question = Question { effort, ..question(4.0) };
+    let mut runner = Spoiled::default();
+    let mut stages = Vec::new();
+    let hear = &mut |stage: &Stage<'_>| stages.push((stage.done, stage.of));
+    let sound = plan(question.clone(), &mut runner, hear).unwrap();
+    let split = |plan: &Plan| plan.pools[0].layout.shapes[0];
+    // The oracle may have what the gate has.
+    assert!(runner.known_lengths.contains(&split(&sound).window), "{:?}", runner.known_lengths);
+    let of = stages[0].1;
+    assert!(stages.iter().copied().eq((0..).map(|done| (done, of)).take(stages.len())));
+    assert!(stages.len() as u32 <= of && of <= stages.len() as u32 + 1, "{stages:?}");
+    // The two that the first seed likes best.
+    let mut best: Vec<(Option<u32>, u32)> =
+        sound.candidates.iter().map(|one| (one.gpus, one.thresholds[0])).collect();
+    best.sort_unstable();
+    let windows = best.iter().take(2).map(|(_, threshold)| largest().smaller(*threshold).window);
+    let seed = question.seed + 1;
+    let mut runner = Spoiled { seed, windows: windows.collect(), ..Spoiled::default() };
+    let spoiled = plan(question, &mut runner, &mut |_| ()).unwrap();
+    assert!(!runner.windows.contains(&split(&spoiled).window), "{best:?}");
+    assert!(spoiled.pools[0].size.is_ok(), "{:?}", spoiled.pools[0].size);
 }
 
 #[test]

@@ -167,7 +167,7 @@ impl Args {
                         "ep" => ("--enable-expert-parallel", "true".into()),
                         _ => ("--model", model),
                     };
-                    CommandError::Flag(flag, format!("found {value}; allowed: {allowed}"))
+                    CommandError::Flag(flag.into(), format!("found {value}; allowed: {allowed}"))
                 })?)
             }
         };
@@ -175,7 +175,7 @@ impl Args {
         let computed = hardware.as_ref().map(|hardware| hardware.kv_blocks(&config) + 1);
         if computed == Some(1) {
             let why = format!("found {}; its weights leave no memory for a KV cache", self.tp);
-            return Err(CommandError::Flag("--tp", why));
+            return Err(CommandError::Flag("--tp".into(), why));
         }
         let blocks = self.num_gpu_blocks.or(computed).unwrap_or(config.num_gpu_blocks);
         let linear = Linear {

@@ -15,6 +15,7 @@ mod serve;
 mod step;
 mod validate;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -93,7 +94,7 @@ pub enum CommandError {
     /// The bodies to score.
     Calibrate(CalibrateError),
     /// A flag whose value is not allowed; carries its name.
-    Flag(&'static str, String),
+    Flag(Cow<'static, str>, String),
     /// Measured runs or kernel timings.
     Validate(ValidateError),
     /// The demo.

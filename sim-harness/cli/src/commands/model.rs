@@ -38,7 +38,7 @@ impl ModelArgs {
     /// The model on its GPUs, its experts split as all else is.
     pub(super) fn deployment(&self) -> Result<Deployment, CommandError> {
         let model = Architecture::find(&self.model)
-            .map_err(|error| CommandError::Flag("--model", error.to_string()))?;
+            .map_err(|error| CommandError::Flag("--model".into(), error.to_string()))?;
         let (weights, kv) = (self.weights.into(), self.kv.into());
         Ok(Deployment { weights, kv, ..Deployment::new(model, self.tp) })
     }

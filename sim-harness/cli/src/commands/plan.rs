@@ -1,11 +1,12 @@
 //! `tidegate-sim plan`.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 use tidegate_sim::plan::{
-    Ask, Effort, POOLS, PlanError, Step, UTILIZATION, WINDOW, load_curves, plan,
+    Ask, Effort, POOLS, PlanError, Stage, UTILIZATION, WINDOW, load_curves, plan,
 };
 
 use super::CommandError;
@@ -137,12 +138,12 @@ impl Args {
         let Ask { question, prices } = Ask::parse(&self.document()?).map_err(failed)?;
         let start = Instant::now();
         let mut bar = None;
-        let mut progress = |step: &Step<'_>| {
-            if let Some(bar) = bar.get_or_insert_with(|| progress::steps(step.of)) {
-                bar.set_position(step.done.into());
-                bar.set_message(step.what.to_owned());
+        let mut progress = |stage: &Stage<'_>| {
+            if let Some(bar) = bar.get_or_insert_with(|| progress::stages(stage.of)) {
+                bar.set_position(stage.done.into());
+                bar.set_message(stage.what.to_owned());
             } else {
-                let (seconds, Step { done, of, what }) = (start.elapsed().as_secs_f64(), step);
+                let (seconds, Stage { done, of, what }) = (start.elapsed().as_secs_f64(), stage);
                 eprintln!("{seconds:6.1} s, {} of {of}: {what}", done + 1);
             }
         };
@@ -167,31 +168,7 @@ impl Args {
     }
 }
 
-/// Flags that a part of a question may be wrong about.
-const FLAGS: [(&str, &str); 20] = [
-    ("lengths", "--lengths"),
-    ("trace", "--trace"),
-    ("model", "--model"),
-    ("gpu", "--gpu"),
-    ("tp", "--tp"),
-    ("gpu_memory_utilization", "--gpu-memory-utilization"),
-    ("max_model_len", "--max-model-len"),
-    ("rate", "--rate"),
-    ("cv", "--cv"),
-    ("caps", "--caps"),
-    ("slo_ttft_p99", "--slo-ttft-p99"),
-    ("slo_tpot_p99", "--slo-tpot-p99"),
-    ("prices", "--prices"),
-    ("seed", "--seed"),
-    ("seeds", "--seeds"),
-    ("requests", "--requests"),
-    ("thresholds", "--thresholds"),
-    ("rates", "--rates"),
-    ("check_seconds", "--check-seconds"),
-    ("pools", "--pools"),
-];
-
 /// The flag behind a part of a question.
-fn flag(field: &str) -> &'static str {
-    FLAGS.iter().find(|(part, _)| *part == field).map_or("--pools", |(_, flag)| flag)
+fn flag(field: &str) -> Cow<'static, str> {
+    format!("--{}", field.replace('_', "-")).into()
 }

@@ -17,7 +17,7 @@ pub(super) struct Args {
 impl Args {
     pub(super) fn run(self) -> Result<(), CommandError> {
         let lines = files::read_text(&self.texts).map_err(|e| CommandError::File("--texts", e))?;
-        let table = table(&lines).map_err(|why| CommandError::Flag("--texts", why))?;
+        let table = table(&lines).map_err(|why| CommandError::Flag("--texts".into(), why))?;
         super::print(&table)
     }
 }

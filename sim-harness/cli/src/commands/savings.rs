@@ -30,7 +30,7 @@ impl Args {
             let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
             let found = self.only.unwrap_or_default();
             let why = format!("found {found:?}; allowed: {}", names.join(", "));
-            return Err(CommandError::Flag("--only", why));
+            return Err(CommandError::Flag("--only".into(), why));
         }
         let size = if self.small { Size::small() } else { Size::default() };
         super::print(&savings::page(&cases, &self.traces, &size, self.threads)?)

@@ -52,7 +52,7 @@ pub(super) struct Args {
 
 impl Args {
     pub(super) fn run(self) -> Result<(), CommandError> {
-        let wrong = |flag, why: String| CommandError::Flag(flag, why);
+        let wrong = |flag: &'static str, why: String| CommandError::Flag(flag.into(), why);
         let deployment = Deployment { ep: self.ep, dp: self.dp, ..self.model.deployment()? };
         deployment.check().map_err(|e| wrong("the layout", e.to_string()))?;
         let chunks = self.prefill.iter().filter(|new| **new > 0);

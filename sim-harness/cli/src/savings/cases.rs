@@ -144,6 +144,8 @@ pub static CASES: [Case; 7] = [
 
 /// How much is simulated.
 pub struct Size {
+    /// Requests a second that are planned for.
+    rate: f64,
     pub(super) effort: Effort,
     /// At these rates and sizes fleets are checked.
     pub(super) checks: Vec<Check>,
@@ -152,8 +154,9 @@ pub struct Size {
 impl Default for Size {
     fn default() -> Self {
         Self {
+            rate: RATE,
             effort: Effort { rates: Vec::new(), seconds: SECONDS, ..Effort::default() },
-            // At its own rate a plan was put to as much before.
+            // At its own rate a plan has had its replicas added by the same check.
             checks: vec![
                 Check { rate: 100.0, seconds: SECONDS, seeds: 3, all: true, tries: 8 },
                 Check { rate: RATE, seconds: SECONDS, seeds: 3, all: true, tries: 0 },
@@ -174,8 +177,9 @@ impl Size {
             seconds: 10.0,
             ..Size::default().effort
         };
-        let check = Check { rate: 20.0, seconds: 10.0, seeds: 1, all: true, tries: 3 };
-        Self { effort, checks: vec![check] }
+        let rate = 20.0;
+        let check = Check { rate, seconds: 10.0, seeds: 1, all: true, tries: 3 };
+        Self { rate, effort, checks: vec![check] }
     }
 }
 
@@ -200,7 +204,7 @@ impl Case {
                 let bytes = files::read(&traces.join(name));
                 let bytes = bytes.map_err(|error| CommandError::File("--traces", error))?;
                 let trace = parse_trace(&bytes);
-                match trace.map_err(|e| CommandError::Flag("--traces", e.to_string()))? {
+                match trace.map_err(|e| CommandError::Flag("--traces".into(), e.to_string()))? {
                     Trace::Timed(requests) => Source::Trace(requests.into()),
                     Trace::Totals(cdf) => Source::Drawn(Lengths::from_total(cdf)),
                 }
@@ -234,14 +238,15 @@ impl Case {
         caps: CapPolicy,
         size: &Size,
     ) -> Result<Question, CommandError> {
-        let known = |what: &'static str| CommandError::Flag("--only", format!("{what} is gone"));
+        let known =
+            |what: &'static str| CommandError::Flag("--only".into(), format!("{what} is gone"));
         let model =
             Architecture::find(self.replica.model).map_err(|_| known(self.replica.model))?;
         Ok(Question {
             lengths: self.lengths(traces)?,
             caps,
             cv: self.cv,
-            rate: if size.effort.tune { RATE } else { 20.0 },
+            rate: size.rate,
             slo: self.slo,
             gpu: find_gpu(self.replica.gpu, &[]).ok_or_else(|| known(self.replica.gpu))?,
             deployment: Deployment {

@@ -151,7 +151,7 @@ fn one(
             (question.pools, question.effort.verify) = (2, false);
         }
         say(&format!("{}, caps {caps:?}", case.name));
-        plan(question, runner, &mut |step| say(step.what)).map_err(CommandError::Plan)
+        plan(question, runner, &mut |stage| say(stage.what)).map_err(CommandError::Plan)
     };
     let ladder = made(CapPolicy::Ladder)?;
     let others = [made(CapPolicy::None)?, made(CapPolicy::Actual)?];
