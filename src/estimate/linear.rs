@@ -321,6 +321,10 @@ mod tests {
             information.add_outer(&x, 1.0 / noise);
             axpy(&mut weighted, y / noise, &x);
         }
+        let x = spread(99);
+        let variance = dot(&Matrix::from(&belief.covariance).times(&x), &x);
+        let (_, predicted) = belief.predict(&x);
+        assert!((predicted / variance - 1.0).abs() < 1e-3, "{predicted} {variance}");
         let mean = information.inverse().unwrap().times(&weighted);
         for (a, b) in mean.into_iter().zip(belief.mean) {
             assert!((a - b).abs() < 1e-4, "{a} {b}");
