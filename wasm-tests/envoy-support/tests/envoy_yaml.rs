@@ -65,8 +65,10 @@ fn chat(bytes: usize) -> Request {
 
 const LONG: usize = 100_000;
 
-/// A short pool that takes everything, however long.
-const ALL_SHORT: &str = r#"{"version": 1, "models": [{"match": "*", "pools": [
+/// A short pool that takes everything, however long. The buffer is that of
+/// `envoy.yaml`: at the default a chunked body of two reads is decided at the
+/// first, and its length is not known then.
+const ALL_SHORT: &str = r#"{"version": 1, "buffer_bytes": 16777216, "models": [{"match": "*", "pools": [
   {"name": "short", "cluster": "short", "max_model_len": 100000000},
   {"name": "long", "cluster": "long", "max_model_len": 200000000}]}]}"#;
 
