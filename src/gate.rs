@@ -138,7 +138,7 @@ impl Gate {
     /// Opens a request under the settings that [`Config::settings`] gave for it.
     ///
     /// [`Config::settings`]: crate::config::Config::settings
-    pub fn open(&self, settings: &Arc<Settings>, body: Body) -> (Ticket, Decision) {
+    pub fn open(&mut self, settings: &Arc<Settings>, body: Body) -> (Ticket, Decision) {
         let (facts, seen) = match body {
             Body::Whole(facts) => (facts, Seen::Whole),
             Body::Cut { facts, unread: Some(unread), early } => {
@@ -197,7 +197,7 @@ impl Gate {
     }
 
     fn estimate(
-        &self,
+        &mut self,
         settings: &Arc<Settings>,
         model: &Model,
         facts: RequestFacts,
@@ -208,7 +208,7 @@ impl Gate {
         // A model of the configuration's `*` may be any text of a client; its
         // key is a hash in a bounded table.
         let key = Key::model(name);
-        let tokens = |text| self.learner.estimate(estimator, key, text, facts.messages);
+        let mut tokens = |text| self.learner.estimate(estimator, key, text, facts.messages);
         let all = tokens(&facts.text);
         let largest = facts.largest.as_ref().map_or(all, tokens);
         let output = Output {
@@ -325,7 +325,7 @@ impl Gate {
     /// is reserved what all of it needs, if that is less. The request stays where
     /// it is. Tells what was given back.
     pub fn read_on(
-        &self,
+        &mut self,
         now: Instant,
         slots: &mut dyn Slots,
         ticket: &mut Ticket,

@@ -337,7 +337,7 @@ mod tests {
             self.1.learn(at(second), &settings, model, &Tally::of(Class::Tools, 6000), 0, tokens);
         }
 
-        fn ratio(&self) -> f64 {
+        fn ratio(&mut self) -> f64 {
             let text = Tally::of(Class::Tools, 6000);
             6000.0 / self.1.estimate(&Settings::default(), Key::model(b"m"), &text, 0).mean
         }

@@ -156,7 +156,7 @@ impl Stream {
         let Some(instance) = &self.instance else { return Opened::Unconfigured };
         let Instance { config, metrics, worker, .. } = instance;
         let (now, slots) = (host::now, &mut SharedData);
-        let (mut ticket, mut decision) = worker.borrow().gate.open(settings, body);
+        let (mut ticket, mut decision) = worker.borrow_mut().gate.open(settings, body);
         if config.uses_load {
             worker.borrow().gate.place(now(), slots, config, &mut ticket, &mut decision);
         }
@@ -229,7 +229,7 @@ impl Stream {
         else {
             return;
         };
-        let gate = &worker.borrow().gate;
+        let gate = &mut worker.borrow_mut().gate;
         let lowered = gate.read_on(host::now(), &mut SharedData, &mut open.ticket, facts);
         if let Some(settled) = lowered {
             metrics.tenants.lowered(&settled);

@@ -49,8 +49,10 @@ impl PartialEq for Given {
 
 impl FromIterator<(Key, GivenModel)> for Given {
     fn from_iter<T: IntoIterator<Item = (Key, GivenModel)>>(models: T) -> Self {
+        let information = || prior::information(&prior::shipped().belief);
+        let mut shipped = None;
         let with_prior = |(key, model): (Key, GivenModel)| {
-            let prior = Arc::new(model.prior());
+            let prior = Arc::new(model.prior(shipped.get_or_insert_with(information)));
             (key, (model, prior))
         };
         Self(models.into_iter().map(with_prior).collect())
@@ -71,16 +73,16 @@ impl Given {
 }
 
 impl GivenModel {
-    fn prior(&self) -> Prior {
-        let shipped = prior::shipped();
+    /// What follows from it and the information of the shipped prior.
+    fn prior(&self, shipped: &Matrix) -> Prior {
         let trust = GIVEN_ANSWERS / self.answers.max(GIVEN_ANSWERS);
         let mut information = Matrix::diagonal(&self.known.map(|known| known * trust));
-        information.add(shipped.information());
+        information.add(shipped);
         let belief = information.inverse().map_or_else(
-            || shipped.belief.clone(),
-            |covariance| Belief { mean: self.coefficients, covariance: (&covariance).into() },
+            || prior::shipped().belief.clone(),
+            |covariance| Belief::new(self.coefficients.to_vec(), &covariance),
         );
-        Prior::new(belief, self.margin)
+        Prior { belief, margin: self.margin }
     }
 }
 
@@ -112,10 +114,10 @@ impl Learner {
         self.keys()
             .into_iter()
             .filter_map(|key| {
-                let (belief, margin, evidence) = self.learned_of(key)?;
+                let (model, sources) = self.learned_of(key)?;
                 let mut known = [0.0; FEATURES];
                 let mut answers = 0.0;
-                for evidence in evidence.into_iter().flatten() {
+                for evidence in sources.own.into_iter().chain(sources.peers) {
                     axpy(&mut known, 1.0, &evidence.diagonal());
                     answers += evidence.answers;
                 }
@@ -123,7 +125,8 @@ impl Learner {
                     axpy(&mut known, 1.0, &given.known);
                     answers += given.answers;
                 }
-                Some((key, GivenModel { answers, margin, coefficients: belief.mean, known }))
+                let (margin, coefficients) = (model.margin(sources), model.coefficients(sources));
+                Some((key, GivenModel { answers, margin, coefficients, known }))
             })
             .collect()
     }

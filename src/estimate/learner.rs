@@ -2,9 +2,8 @@
 //! peers learned, and learns.
 
 use super::features::Tally;
-use super::linear::Belief;
 use super::output::Outputs;
-use super::regress::{self, Evidence, Model};
+use super::regress::{self, Evidence, Model, Sources};
 use super::{Estimate, Given, Key, KeyHasher, Kind, Learned, Settings, ema};
 use crate::config::TenantClass;
 use crate::time::Instant;
@@ -57,14 +56,8 @@ impl Learner {
         let (own, peers) = (&self.own.evidence, &self.peers.evidence);
         self.models.retain(|key, _| own.get(*key).is_some() || peers.get(*key).is_some());
         for (key, _) in own.sorted().into_iter().chain(peers.sorted()) {
-            let (own, peers) = (own.get(key), peers.get(key));
-            if let Some(model) = self.models.get_mut(&key) {
-                model.hear(own, peers);
-            } else {
-                let mut model = Model::new(self.given.prior(key));
-                model.rebuild(own, peers);
-                self.models.insert(key, model);
-            }
+            let model = self.models.entry(key).or_insert_with(|| Model::new(self.given.prior(key)));
+            model.hear(Sources { own: own.get(key), peers: peers.get(key) });
         }
     }
 
@@ -80,10 +73,12 @@ impl Learner {
     }
 
     /// What follows from the evidence about a model, and the evidence.
-    pub(super) fn learned_of(&self, key: Key) -> Option<(&Belief, f64, [Option<&Evidence>; 2])> {
+    pub(super) fn learned_of(&self, key: Key) -> Option<(&Model, Sources<'_>)> {
         let model = self.models.get(&key)?;
-        let evidence = [self.own.evidence.get(key), self.peers.evidence.get(key)];
-        Some((model.belief(), regress::margin(evidence, model.prior()), evidence))
+        Some((
+            model,
+            Sources { own: self.own.evidence.get(key), peers: self.peers.evidence.get(key) },
+        ))
     }
 
     /// Output tokens that 95 of 100 answers of this model and class of tenants
@@ -103,7 +98,7 @@ impl Learner {
     /// otherwise at least as many as `ratio_max` bytes to a token make, and
     /// at most as many as `ratio_min` does, the template aside.
     pub fn estimate(
-        &self,
+        &mut self,
         settings: &Settings,
         model: Key,
         text: &Tally,
@@ -122,8 +117,9 @@ impl Learner {
             ),
             Kind::Regress => {
                 let x = text.regressors(messages);
-                if let Some((belief, margin, _)) = self.learned_of(model) {
-                    regress::estimate(belief, margin, &x)
+                let (own, peers) = (self.own.evidence.get(model), self.peers.evidence.get(model));
+                if let Some(known) = self.models.get_mut(&model) {
+                    known.estimate(Sources { own, peers }, &x)
                 } else {
                     let prior = self.given.prior(model);
                     regress::estimate(&prior.belief, prior.margin, &x)

@@ -26,28 +26,18 @@ const VOCABULARIES: usize = match TABLE.first() {
     None => 0,
 };
 
-/// A belief, and its information when it is needed.
+/// What is believed about all features.
 #[derive(Debug)]
 pub(super) struct Prior {
     pub(super) belief: Belief,
     /// Standard deviations that the conservative value starts with.
     pub(super) margin: f64,
-    information: OnceLock<Matrix>,
 }
 
-impl Prior {
-    pub(super) fn new(belief: Belief, margin: f64) -> Self {
-        Self { belief, margin, information: OnceLock::new() }
-    }
-
-    /// The inverse of the covariance.
-    pub(super) fn information(&self) -> &Matrix {
-        self.information.get_or_init(|| {
-            Matrix::from(&self.belief.covariance)
-                .inverse()
-                .unwrap_or_else(|| Matrix::diagonal(&[1e4; FEATURES]))
-        })
-    }
+/// The inverse of a belief's covariance.
+pub(super) fn information(belief: &Belief) -> Matrix {
+    let diagonal = || Matrix::diagonal(&vec![1e4; belief.features().len()]);
+    belief.covariance().inverse().unwrap_or_else(diagonal)
 }
 
 /// The shipped prior.
@@ -78,9 +68,7 @@ pub(super) fn shipped() -> &'static Arc<Prior> {
             }
             covariance.add_outer(&direction, 1.0);
         }
-        Arc::new(Prior::new(
-            Belief { mean, covariance: (&covariance).into() },
-            regress::first_margin(),
-        ))
+        let belief = Belief::new(mean.to_vec(), &covariance);
+        Arc::new(Prior { belief, margin: regress::FIRST_MARGIN })
     })
 }

@@ -6,7 +6,7 @@
 //! each own answer at once and the sum of all parts now and then.
 
 use super::features::FEATURES;
-use super::linear::{Belief, Row, Vector, axpy, dot};
+use super::linear::{Belief, Vector, add, axpy, dot};
 use super::prior::{self, Prior};
 use super::table::{Table, Taught};
 use super::{Estimate, MODELS_MAX};
@@ -33,7 +33,7 @@ const SQUARE_MAX: f64 = 25.0;
 const LEVEL: f64 = 0.83;
 /// Standard deviations that are added before residuals are known; counts as
 /// [`FIRST_WEIGHT`] answers.
-const FIRST_MARGIN: f64 = 1.9;
+pub(super) const FIRST_MARGIN: f64 = 1.9;
 const FIRST_WEIGHT: f64 = 40.0;
 /// Residuals are counted in steps of an eighth of a standard deviation.
 const STEPS: f64 = 8.0;
@@ -104,13 +104,12 @@ impl Evidence {
     }
 
     fn learn(&mut self, x: &Vector, excess: f64, weight: f64) {
-        let short = Row::from(x);
+        let short = x.map(|xi| xi as f32);
         let mut rest = self.information.as_mut_slice();
         for (at, xi) in x.iter().enumerate() {
             let (row, next) = rest.split_at_mut_checked(at + 1).unwrap_or_default();
             if *xi != 0.0 {
-                let factor = (weight * xi) as f32;
-                short.add_to(row, factor);
+                add(row, (weight * xi) as f32, &short);
             }
             rest = next;
         }
@@ -135,49 +134,57 @@ impl Evidence {
 
     /// The diagonal of the information.
     pub(super) fn diagonal(&self) -> Vector {
-        let mut place = 0;
         core::array::from_fn(|at| {
-            let value = self.information.get(place + at).copied().unwrap_or(0.0);
-            place += at + 1;
-            f64::from(value)
+            f64::from(self.row(at).and_then(|row| row.last()).copied().unwrap_or(0.0))
         })
     }
 
-    /// The belief that follows from a prior and all this evidence; `None` if
-    /// the evidence contradicts itself, as only a broken part can.
-    fn belief(all: &[&Self], prior: &Prior) -> Option<Belief> {
-        let shipped = &prior::shipped().belief.mean;
-        let mut information = prior.information().clone();
+    /// A row of the information, up to the diagonal.
+    fn row(&self, at: usize) -> Option<&[f32]> {
+        let start = at * (at + 1) / 2;
+        self.information.get(start..=start + at)
+    }
+
+    /// The belief about these features that follows from a prior and all this evidence,
+    /// which is about no others; `None` if the evidence contradicts itself, as only a
+    /// broken part can.
+    fn belief(all: &[&Self], prior: &Prior, features: &[u8]) -> Option<Belief> {
+        let before = prior.belief.part(features);
+        if all.iter().all(|evidence| evidence.answers == 0.0) {
+            return Some(before);
+        }
+        let shipped = shipped_mean(features);
+        let mut information = prior::information(&before);
         // In deviations from the shipped mean, which are small.
-        let mut mean: Vector =
-            core::array::from_fn(|at| value(&prior.belief.mean, at) - value(shipped, at));
+        let mut mean = before.mean().to_vec();
+        axpy(&mut mean, -1.0, &shipped);
         mean = information.times(&mean);
         for evidence in all {
-            let mut rest = evidence.information.as_slice();
-            for (at, row) in information.rows_mut().enumerate() {
-                let (head, next) = rest.split_at_checked(at + 1)?;
-                for (slot, more) in row.iter_mut().zip(head) {
-                    *slot += f64::from(*more);
+            for (k, (row, at)) in information.rows_mut().zip(features).enumerate() {
+                let known = evidence.row(usize::from(*at))?;
+                for (slot, other) in row.iter_mut().zip(features).take(k + 1) {
+                    *slot += f64::from(*known.get(usize::from(*other))?);
                 }
-                if let (Some(slot), Some(more)) = (row.get_mut(at), head.last()) {
+                if let (Some(slot), Some(more)) = (row.get_mut(k), known.last()) {
                     *slot += DOUBT * f64::from(*more);
                 }
-                rest = next;
             }
-            for (slot, more) in mean.iter_mut().zip(&evidence.weighted) {
-                *slot += f64::from(*more);
+            for (slot, at) in mean.iter_mut().zip(features) {
+                *slot += f64::from(*evidence.weighted.get(usize::from(*at))?);
             }
         }
         information.mirror();
         let covariance = information.inverse()?;
         mean = covariance.times(&mean);
-        axpy(&mut mean, 1.0, shipped);
-        Some(Belief { mean, covariance: (&covariance).into() })
+        axpy(&mut mean, 1.0, &shipped);
+        Some(before.with(mean, &covariance))
     }
 }
 
-fn value(vector: &Vector, at: usize) -> f64 {
-    vector.get(at).copied().unwrap_or(0.0)
+/// The shipped mean of the coefficients of these features.
+fn shipped_mean(features: &[u8]) -> Vec<f64> {
+    let all = prior::shipped().belief.mean();
+    features.iter().filter_map(|at| all.get(usize::from(*at)).copied()).collect()
 }
 
 impl Taught for Evidence {
@@ -213,6 +220,8 @@ impl EvidenceTable {
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     prior: Arc<Prior>,
+    /// About the features that its texts had so far: most have none of most scripts,
+    /// and what the others cost takes no part in the estimates.
     belief: Belief,
     /// Answers of other workers that the belief counts in.
     heard: f64,
@@ -223,10 +232,17 @@ pub(super) struct Model {
     surprised: Instant,
 }
 
+/// What taught about one model: this worker's own answers, and others'.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sources<'a> {
+    pub(super) own: Option<&'a Evidence>,
+    pub(super) peers: Option<&'a Evidence>,
+}
+
 impl Model {
     pub(super) fn new(prior: Arc<Prior>) -> Self {
         Self {
-            belief: prior.belief.clone(),
+            belief: prior.belief.part(&[]),
             prior,
             heard: 0.0,
             surprise: 1.0,
@@ -234,12 +250,21 @@ impl Model {
         }
     }
 
-    pub(super) fn belief(&self) -> &Belief {
-        &self.belief
+    /// Tokens of a request with these features.
+    pub(super) fn estimate(&mut self, sources: Sources<'_>, x: &Vector) -> Estimate {
+        self.cover(sources, x);
+        estimate(&self.belief, self.margin(sources), x)
     }
 
-    pub(super) fn prior(&self) -> &Prior {
-        &self.prior
+    /// Standard deviations that the conservative value adds.
+    pub(super) fn margin(&self, sources: Sources<'_>) -> f64 {
+        margin([sources.own, sources.peers], &self.prior)
+    }
+
+    /// The coefficients of all features, whether texts had them or not.
+    pub(super) fn coefficients(&self, sources: Sources<'_>) -> Vector {
+        let belief = self.believed(sources, self.prior.belief.features());
+        core::array::from_fn(|at| belief.mean().get(at).copied().unwrap_or(0.0))
     }
 
     /// Learns that a request with these features took so many tokens.
@@ -250,6 +275,7 @@ impl Model {
         x: &Vector,
         tokens: f64,
     ) {
+        self.cover(Sources { own: Some(own), peers }, x);
         let (mut noise, mut deviations) = (0.0, 0.0);
         self.belief.update(x, tokens, |mean, variance| {
             let mean = mean.max(1.0);
@@ -260,7 +286,7 @@ impl Model {
             noise
         });
         own.count(deviations);
-        let excess = tokens - dot(&prior::shipped().belief.mean, x);
+        let excess = tokens - dot(prior::shipped().belief.mean(), x);
         own.learn(x, excess, 1.0 / noise);
         let square = (deviations * deviations).min(SQUARE_MAX);
         self.surprise += SURPRISE_STEP * (square - self.surprise);
@@ -272,36 +298,63 @@ impl Model {
         if surprised || own.answers >= MEMORY {
             self.surprise = 1.0;
             own.forget(if surprised { 0.125 } else { 0.5 });
-            self.rebuild(Some(own), peers);
+            self.rebuild(Sources { own: Some(own), peers }, &NONE);
         }
     }
 
     /// Takes in what other workers learned, once it is news.
-    pub(super) fn hear(&mut self, own: Option<&Evidence>, peers: Option<&Evidence>) {
-        let heard = self.believed(peers).map_or(0.0, |peers| peers.answers);
-        let known = self.heard + own.map_or(0.0, |own| own.answers);
+    pub(super) fn hear(&mut self, sources: Sources<'_>) {
+        let heard = self.trusted(sources.peers).map_or(0.0, |peers| peers.answers);
+        let known = self.heard + sources.own.map_or(0.0, |own| own.answers);
         if (heard - self.heard).abs() > known * NEWS {
-            self.rebuild(own, peers);
+            self.rebuild(sources, &NONE);
         }
     }
 
-    pub(super) fn rebuild(&mut self, own: Option<&Evidence>, peers: Option<&Evidence>) {
-        let peers = self.believed(peers);
-        let all: Vec<&Evidence> = own.into_iter().chain(peers).collect();
-        self.heard = peers.map_or(0.0, |peers| peers.answers);
-        // Evidence that contradicts itself is a broken part's: one's own is
-        // left, or nothing.
-        let own: Vec<&Evidence> = own.into_iter().collect();
-        let belief = Evidence::belief(&all, &self.prior)
-            .or_else(|| Evidence::belief(&own, &self.prior))
-            .unwrap_or_else(|| self.prior.belief.clone());
-        self.belief = belief;
+    /// Makes the belief one about the features of this text, too. Each belief is about
+    /// all features that its evidence is about: nothing is known of one without the others.
+    fn cover(&mut self, sources: Sources<'_>, x: &Vector) {
+        if !self.belief.covers(x) {
+            self.rebuild(sources, x);
+        }
     }
 
-    fn believed<'a>(&self, peers: Option<&'a Evidence>) -> Option<&'a Evidence> {
+    /// The belief that follows from all evidence, about the features so far and this text's.
+    #[cold]
+    fn rebuild(&mut self, sources: Sources<'_>, x: &Vector) {
+        self.heard = self.trusted(sources.peers).map_or(0.0, |peers| peers.answers);
+        let mut wanted = *x;
+        for evidence in sources.own.into_iter().chain(sources.peers) {
+            axpy(&mut wanted, 1.0, &evidence.diagonal());
+        }
+        for at in self.belief.features() {
+            if let Some(slot) = wanted.get_mut(usize::from(*at)) {
+                *slot = 1.0;
+            }
+        }
+        let features: Vec<u8> =
+            (0_u8..).zip(wanted).filter(|(_, w)| *w != 0.0).map(|(at, _)| at).collect();
+        self.belief = self.believed(sources, &features);
+    }
+
+    /// What is believed about these features.
+    fn believed(&self, sources: Sources<'_>, features: &[u8]) -> Belief {
+        let own: Vec<&Evidence> = sources.own.into_iter().collect();
+        let all: Vec<&Evidence> = own.iter().copied().chain(self.trusted(sources.peers)).collect();
+        // Evidence that contradicts itself is a broken part's: one's own is
+        // left, or nothing.
+        Evidence::belief(&all, &self.prior, features)
+            .or_else(|| Evidence::belief(&own, &self.prior, features))
+            .unwrap_or_else(|| self.prior.belief.part(features))
+    }
+
+    fn trusted<'a>(&self, peers: Option<&'a Evidence>) -> Option<&'a Evidence> {
         peers.filter(|peers| peers.taught >= self.surprised)
     }
 }
+
+/// A text without features.
+const NONE: Vector = [0.0; FEATURES];
 
 /// Peers' answers are counted in when they are more than this share of the
 /// answers known.
@@ -311,8 +364,7 @@ fn noise(tokens: f64) -> f64 {
     NOISE * NOISE * tokens * tokens + NOISE_FIXED
 }
 
-/// Standard deviations that the conservative value adds.
-pub(super) fn margin(evidence: [Option<&Evidence>; 2], prior: &Prior) -> f64 {
+fn margin(evidence: [Option<&Evidence>; 2], prior: &Prior) -> f64 {
     let counts = |at: usize| -> f64 {
         evidence
             .iter()
@@ -342,7 +394,52 @@ pub(super) fn estimate(belief: &Belief, margin: f64, x: &Vector) -> Estimate {
     Estimate { mean, mean_high: above(variance), high: above(variance + noise(mean)) }
 }
 
-/// The margin of a model of which no residual is known.
-pub(super) const fn first_margin() -> f64 {
-    FIRST_MARGIN
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Texts of the kind number `kind`: four features of their own, and the last two.
+    fn text(kind: usize, n: u64) -> Vector {
+        core::array::from_fn(|at| {
+            let common = at + 2 >= FEATURES;
+            if !common && at / 4 != kind {
+                return 0.0;
+            }
+            ((n * 7 + at as u64 * 11) % 23 + 1) as f64
+        })
+    }
+
+    /// A belief about the features that texts had is the one about all features.
+    #[test]
+    fn features_that_no_text_had_change_nothing() {
+        let (mut own, mut peers) =
+            (Evidence::none(Instant::default()), Evidence::none(Instant::default()));
+        let mut other = Model::new(Arc::clone(prior::shipped()));
+        for n in 0..30 {
+            other.learn(&mut peers, None, &text(3, n), 900.0 + n as f64);
+        }
+        let mut model = Model::new(Arc::clone(prior::shipped()));
+        for (kind, peers) in [(1, None), (2, None), (1, Some(&peers)), (5, Some(&peers))] {
+            for n in 0..9 {
+                let sources = Sources { own: Some(&own), peers };
+                let x = text(kind, n);
+                model.hear(sources);
+                let mut all = model.clone();
+                all.rebuild(sources, &[1.0; FEATURES]);
+                assert_eq!(all.belief.features().len(), FEATURES);
+                let (few, all) = (model.estimate(sources, &x), all.estimate(sources, &x));
+                assert!(model.belief.features().len() < FEATURES / 2);
+                for (few, all) in
+                    [(few.mean, all.mean), (few.mean_high, all.mean_high), (few.high, all.high)]
+                {
+                    assert!((few / all - 1.0).abs() < 1e-3, "kind {kind}, {n}: {few} {all}");
+                }
+                model.learn(&mut own, peers, &x, 700.0 + 40.0 * (n + kind as u64) as f64);
+                if n == 4 {
+                    // An answer to what was never estimated.
+                    model.learn(&mut own, peers, &text(kind + 10, n), 1500.0);
+                }
+            }
+        }
+    }
 }

@@ -26,7 +26,7 @@ fn chat(bytes: u64, cap: Cap) -> RequestFacts {
     RequestFacts::chat("m", Tally::of(Class::Tools, bytes), 1, cap)
 }
 
-fn open(gate: &Gate, body: Body) -> (Ticket, Decision) {
+fn open(gate: &mut Gate, body: Body) -> (Ticket, Decision) {
     gate.open(&settings(|document| document), body)
 }
 
@@ -40,7 +40,7 @@ fn refused() -> Answer<'static> {
 }
 
 /// The estimate of a prompt of 8,000 bytes.
-fn input(gate: &Gate) -> u64 {
+fn input(gate: &mut Gate) -> u64 {
     open(gate, Body::Whole(chat(8000, Cap::Absent))).1.budget.unwrap().input
 }
 
@@ -51,7 +51,7 @@ fn close(gate: &mut Gate, body: Body, answer: &Answer<'_>) -> Settlement {
 
 #[test]
 fn each_way_to_decide_has_its_reason() {
-    let gate = gate();
+    let mut gate = gate();
     let small = || chat(400, Cap::Tokens(100));
     let large = || chat(40_000, Cap::Tokens(100));
     let cut = |facts, known: bool| Body::Cut { facts, unread: known.then_some(0), early: false };
@@ -70,7 +70,7 @@ fn each_way_to_decide_has_its_reason() {
         (Body::Whole(other), "short", Reason::UnknownModel),
     ];
     for (body, pool, reason) in cases {
-        let (_, decision) = open(&gate, body.clone());
+        let (_, decision) = open(&mut gate, body.clone());
         assert_eq!((decision.pool.name.as_str(), decision.reason), (pool, reason), "{body:?}");
     }
 }
@@ -79,7 +79,7 @@ fn each_way_to_decide_has_its_reason() {
 fn a_quota_counts_what_was_stated_or_seen_and_estimates_the_rest() {
     let mut gate = gate();
     let body = || Body::Whole(chat(8000, Cap::Tokens(100)));
-    let budget = open(&gate, body()).1.budget.unwrap();
+    let budget = open(&mut gate, body()).1.budget.unwrap();
     assert!(budget.input > 0);
     let mut tokens = |body, input, output| {
         let usage = Usage { input, output, ..Usage::default() };
@@ -97,7 +97,7 @@ fn a_quota_counts_what_was_stated_or_seen_and_estimates_the_rest() {
     assert_eq!(tokens(Body::Unparsed(Some(9)), None, None), Some(39));
     // The engine was at work for a client that left.
     let left = Answer { aborted: true, ..Answer::default() };
-    let input = input(&gate);
+    let input = input(&mut gate);
     assert_eq!(close(&mut gate, body(), &left).tokens, Some(input));
     // Embeddings have no output to state, and a document without text no tokens.
     let stated = Ok(Usage { input: Some(70), ..Usage::default() });
@@ -114,8 +114,8 @@ fn a_quota_counts_what_was_stated_or_seen_and_estimates_the_rest() {
 
 #[test]
 fn a_length_alone_decides_in_headers_mode() {
-    let (gate, settings) = (gate(), settings(|document| document.replace("m*", "*")));
-    let pool = |length| {
+    let (mut gate, settings) = (gate(), settings(|document| document.replace("m*", "*")));
+    let mut pool = |length| {
         let (_, decision) = gate.open(&settings, Body::Length(Api::Chat, length));
         (decision.pool.name.clone(), decision.reason, decision.budget.is_some())
     };
@@ -143,17 +143,17 @@ fn answers_teach_and_are_judged() {
 fn the_band_below_a_threshold_shrinks_as_answers_come() {
     // Of 2,017 tokens, and of a few more.
     let body = || Body::Whole(chat(8000, Cap::Tokens(10)));
-    let pool = |gate: &Gate, threshold: u64| {
+    let pool = |gate: &mut Gate, threshold: u64| {
         let threshold = format!(r#""threshold": {threshold}"#);
         let settings = settings(|document| document.replace(r#""threshold": 4000"#, &threshold));
         gate.open(&settings, body()).1.pool.name.clone()
     };
     let mut gate = gate();
-    assert_eq!((pool(&gate, 2_200), pool(&gate, 4_000)), ("long".into(), "short".into()));
+    assert_eq!((pool(&mut gate, 2_200), pool(&mut gate, 4_000)), ("long".into(), "short".into()));
     for n in 0..200 {
         close(&mut gate, body(), &used(if n % 2 == 0 { 1_907 } else { 2_107 }, 50));
     }
-    assert_eq!((pool(&gate, 1_950), pool(&gate, 2_200)), ("long".into(), "short".into()));
+    assert_eq!((pool(&mut gate, 1_950), pool(&mut gate, 2_200)), ("long".into(), "short".into()));
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn only_successes_with_usage_teach() {
     let facts = chat(8000, Cap::Absent);
     let cut = Body::Cut { facts, unread: Some(0), early: false };
     assert!(!close(&mut gate, cut, &used(4000, 1)).learned);
-    assert_eq!(input(&gate), 2007, "nothing was learned");
+    assert_eq!(input(&mut gate), 2007, "nothing was learned");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_stream_that_was_not_asked_for_usage_is_told_apart() {
         close(gate, Body::Whole(facts.clone()), &answer).missing
     };
     assert_eq!(missing(&facts, &mut gate), Some(Missing::NotAsked));
-    let (mut ticket, _) = open(&gate, Body::Whole(facts.clone()));
+    let (mut ticket, _) = open(&mut gate, Body::Whole(facts.clone()));
     ticket.asked();
     assert_eq!(
         gate.close(Instant::default(), &mut NoSlots, ticket, &answer).missing,
@@ -313,7 +313,7 @@ fn a_refusal_for_length_teaches_its_numbers() {
     let overflow = Some(Overflow { input: Some(9000), at_least: false });
     let first = close(&mut gate, body(), &Answer { overflow, ..refused() });
     assert!(first.learned && first.under_route);
-    assert!(input(&gate) > 3000, "{}", input(&gate));
+    assert!(input(&mut gate) > 3000, "{}", input(&mut gate));
     // A bound below the estimate is no news.
     let learned = |input| {
         let mut gate = self::gate();
@@ -330,18 +330,18 @@ fn the_reserve_follows_what_answers_need_and_the_cap_still_decides_the_fit() {
         document.replace("\"default", "\"output_reserve\": \"learned\", \"default")
     });
     let mut gate = gate();
-    let budget = |gate: &Gate, cap| {
+    let budget = |gate: &mut Gate, cap| {
         let (_, decision) = gate.open(&settings, Body::Whole(chat(400, cap)));
         decision.budget.unwrap()
     };
-    let first = budget(&gate, Cap::Absent);
+    let first = budget(&mut gate, Cap::Absent);
     assert_eq!(first.fit - 141, 1024, "{first:?}");
     for _ in 0..100 {
         let (ticket, _) = gate.open(&settings, Body::Whole(chat(400, Cap::Tokens(4000))));
         let end = gate.close(Instant::default(), &mut NoSlots, ticket, &used(107, 100));
         assert_eq!(end.cap_use_permille, Some(25));
     }
-    let (open, capped) = (budget(&gate, Cap::Absent), budget(&gate, Cap::Tokens(3000)));
+    let (open, capped) = (budget(&mut gate, Cap::Absent), budget(&mut gate, Cap::Tokens(3000)));
     assert!((100..130).contains(&(open.reserve - open.input)), "{open:?}");
     assert_eq!(capped.reserve, open.reserve);
     assert!(capped.fit > 3100, "{capped:?}");
@@ -425,7 +425,7 @@ mod early {
                 facts.text.extend(bytes);
                 close(&mut gate, Body::Whole(facts), &used(tokens, 1));
             }
-            let (_, late) = open(&gate, Body::Whole(scan(body.as_bytes()).finish().unwrap()));
+            let (_, late) = open(&mut gate, Body::Whole(scan(body.as_bytes()).finish().unwrap()));
             let mut early = false;
             for end in (0..body.len()).step_by(step) {
                 early |= surely_largest(&settings, &scan(&body.as_bytes()[..end]));

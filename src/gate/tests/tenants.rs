@@ -43,7 +43,7 @@ fn admit(
 fn charged(answer: &Answer<'_>) -> u64 {
     let (mut gate, tenant) = (gate(), acme());
     let mut memory = memory(&gate, &tenant);
-    let (mut ticket, _) = open(&gate, Body::Whole(chat(400, Cap::Tokens(1000))));
+    let (mut ticket, _) = open(&mut gate, Body::Whole(chat(400, Cap::Tokens(1000))));
     let now = Instant::default();
     let admission = admit(&mut gate, &mut memory, &tenant, &mut ticket);
     assert!(matches!(admission, Admission::Admitted(..)), "{admission:?}");
@@ -54,7 +54,7 @@ fn charged(answer: &Answer<'_>) -> u64 {
     assert_eq!((status.tokens, status.requests), (0, 0), "{answer:?}");
     assert_eq!(charged.reserved, 1107);
     // The account took just that.
-    let mut next = open(&gate, Body::Unparsed(Some(0))).0;
+    let mut next = open(&mut gate, Body::Unparsed(Some(0))).0;
     let admission = admit(&mut gate, &mut memory, &tenant, &mut next);
     let Admission::Admitted(_, standing) = admission else { panic!() };
     assert_eq!(standing.tokens.unwrap().remaining, 10_000 - charged.actual, "{answer:?}");
@@ -112,7 +112,7 @@ fn what_nobody_stated_is_never_charged_above_the_reserve() {
         Entitlement { reserve_output: ReserveOutput::Learned, ..Entitlement::clone(&acme()) };
     let learned = Arc::new(learned);
     let mut memory = memory(&gate, &learned);
-    let (mut ticket, _) = open(&gate, Body::Whole(chat(400, Cap::Tokens(5000))));
+    let (mut ticket, _) = open(&mut gate, Body::Whole(chat(400, Cap::Tokens(5000))));
     let admission = admit(&mut gate, &mut memory, &learned, &mut ticket);
     assert!(matches!(admission, Admission::Admitted(reserved, _) if reserved < 2000));
     let answer = Answer { usage: Some(Err(Missing::Absent)), output_seen: 4000, ..used(0, 0) };
