@@ -29,25 +29,37 @@ fn a_small_page_says_the_same_in_all_its_tables() {
     let fleets = ["homogeneous", "tuned", "two pools", "three pools", "oracle"];
     let mut shown = 0;
     for (nth, name) in fleets.iter().enumerate() {
-        let start = format!("| {name} |");
-        let [section, check] = &rows(&page, &start)[..] else {
-            panic!("{name}: one row of sizes and one of checks\n{page}")
-        };
-        // GPUs with their seeds; replicas are planned at the rate of the check.
-        assert_eq!(overview[nth + 3], section[3], "{name}");
-        assert_eq!(section[3].split(' ').next(), Some(&*check[3]), "{name}");
-        // 10 s at 20 requests a second.
-        assert_eq!((&*check[2], &*check[5], &*check[6]), ("20", "10", "200"), "{name}");
-        // What holds is no less, and where the check holds it is the same.
-        if let Ok(held) = check[4].parse::<u32>() {
-            let missed = |cell: &str| cell.trim_end_matches(" %").parse::<f64>().unwrap();
-            let held_at_once = missed(&check[9]).max(missed(&check[10])) <= 1.0;
-            let gpus: u32 = check[3].parse().unwrap();
-            assert_eq!((held == gpus, held >= gpus), (held_at_once, true), "{name}: {check:?}");
+        for caps in ["ladder", "none", "actual"] {
+            let start = format!("| {name} | {caps} |");
+            let all = rows(&page, &start);
+            let (section, checks) = all.split_first().unwrap();
+            let rates: Vec<&str> = checks.iter().map(|row| &*row[3]).collect();
+            let expected = if caps == "ladder" { &["5", "20"][..] } else { &["20"] };
+            assert_eq!(rates, expected, "{start}");
+            let check = checks.last().unwrap();
+            // GPUs with their seeds; replicas are planned at the rate of the check.
+            if caps == "ladder" {
+                assert_eq!(overview[nth + 3], section[4], "{name}");
+            }
+            assert_eq!(section[4].split(' ').next(), Some(&*check[4]), "{start}");
+            // 10 s at the least, and seconds of so many requests.
+            for check in checks {
+                let [rate, seconds, requests] =
+                    [3, 6, 7].map(|nth| check[nth].parse::<f64>().unwrap());
+                assert!(seconds >= 10.0 && (rate * seconds - requests).abs() <= rate, "{check:?}");
+            }
+            // What holds is no less, and where the check holds it is the same.
+            for check in checks {
+                let Ok(held) = check[5].parse::<u32>() else { continue };
+                let missed = |cell: &str| cell.trim_end_matches(" %").parse::<f64>().unwrap();
+                let held_at_once = missed(&check[10]).max(missed(&check[11])) <= 1.0;
+                let gpus: u32 = check[4].parse().unwrap();
+                assert_eq!((held == gpus, held >= gpus), (held_at_once, true), "{check:?}");
+            }
+            shown += 1;
         }
-        shown += 1;
     }
-    assert_eq!(shown, fleets.len());
+    assert_eq!(shown, 3 * fleets.len());
     // What was planned is a fleet, and the single pool is no dearer when tuned.
     let gpus = |nth: usize| overview[nth + 3].split(' ').next()?.parse::<u32>().ok();
     assert!(gpus(1).unwrap() <= gpus(0).unwrap(), "{page}");

@@ -1,6 +1,7 @@
 //! What a plan says.
 
 use super::analytic::Guess;
+use super::check::Checked;
 use super::question::{Question, Slo};
 use super::search::Scale;
 use super::trial::{Layout, Outcome};
@@ -81,21 +82,6 @@ pub struct Candidate {
     pub gpus: Option<u32>,
 }
 
-/// One fleet at the asked rate itself.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Verified {
-    /// Which one.
-    pub name: &'static str,
-    /// It check the promise with all seeds.
-    pub holds: bool,
-    /// Replicas that had to be added for that.
-    pub added: u32,
-    /// Seed, 99th percentiles of TTFT and TPOT.
-    pub seeds: Vec<(u64, Option<f64>, Option<f64>)>,
-    /// Requests that counted, with each seed.
-    pub requests: u64,
-}
-
 /// GPUs at another rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AtRate {
@@ -146,8 +132,9 @@ pub struct Plan {
     pub candidates: Vec<Candidate>,
     /// The answer splits.
     pub splits: bool,
-    /// All of them at the full rate; nothing where it was not asked for.
-    pub verified: Vec<Verified>,
+    /// All of them at the full rate, with the replicas that they have in the end;
+    /// nothing where it was not asked for.
+    pub verified: Vec<Checked>,
     /// The answer at other rates.
     pub sensitivity: Vec<AtRate>,
     /// The answer with other lengths.
@@ -189,7 +176,7 @@ impl Plan {
             let papers = self.verified.iter().find(|one| one.name == "homogeneous").cloned();
             let tuned = self.verified.iter_mut().find(|one| one.name == "tuned");
             if let (Some(papers), Some(tuned)) = (papers, tuned) {
-                *tuned = Verified { name: "tuned", ..papers };
+                *tuned = Checked { name: "tuned", ..papers };
             }
         }
     }

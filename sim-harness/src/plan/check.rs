@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::answer::{Alternative, AtRate, Drifted, Plan, Verified};
+use super::answer::{Alternative, AtRate, Drifted, Plan};
 use super::make::{COARSE, Maker};
 use super::question::{PlanError, Question};
 use super::requests::{Counts, rows};
@@ -17,8 +17,10 @@ const DRIFTS: [(&str, Drift); 3] = [
     ("both a quarter shorter", Drift { prompt: 0.75, output: 0.75 }),
 ];
 
-/// Times that a fleet which misses the promise gets more replicas.
-const TRIES: u32 = 8;
+/// Times that a fleet which misses the promise gets more replicas: a third more, in all.
+pub const TRIES: u32 = 12;
+/// Times after which what it gets doubles.
+const STEADY: u32 = 4;
 
 /// A fleet under load, whole and behind the gate.
 pub(super) struct LoadTest<'a> {
@@ -29,17 +31,20 @@ pub(super) struct LoadTest<'a> {
     pub(super) last: Vec<Outcome>,
     pub(super) holds: bool,
     pub(super) added: u32,
+    /// Times that it got more.
+    tries: u32,
 }
 
 impl<'a> LoadTest<'a> {
     pub(super) fn new(layout: &'a Layout, replicas: Vec<u32>) -> Self {
         let (first, last) = (Vec::new(), Vec::new());
-        Self { layout, replicas, first, last, holds: false, added: 0 }
+        Self { layout, replicas, first, last, holds: false, added: 0, tries: 0 }
     }
 
     /// Takes what it did; whether it gets more replicas for the next time. Each pool
-    /// that missed more than a hundredth of its own gets a hundredth more.
-    fn judge(&mut self, outcomes: &[Outcome], measured: u64, more: bool) -> bool {
+    /// that missed more than a hundredth of its own gets a hundredth more, later two
+    /// and four.
+    pub(super) fn judge(&mut self, outcomes: &[Outcome], measured: u64, more: bool) -> bool {
         // Of the requests of all seeds together: what one seed misses is chance.
         let (late, slow) = outcomes.iter().map(missed).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let most = outcomes.len() as u64 * measured / 100;
@@ -58,12 +63,50 @@ impl<'a> LoadTest<'a> {
             of(&|pool| pool.late).max(of(&|pool| pool.slow)) > of(&|pool| pool.requests) / 100
         };
         let any = (0..self.replicas.len()).any(bad);
+        let hundredths = 1 << (self.tries / STEADY).min(5);
+        self.tries += 1;
         for (nth, count) in self.replicas.iter_mut().enumerate() {
             // Where requests are lost no pool is to blame.
-            let more = if bad(nth) || !any { count.div_ceil(100) } else { 0 };
+            let more = if bad(nth) || !any { (*count * hundredths).div_ceil(100) } else { 0 };
             (*count, self.added) = (*count + more, self.added + more);
         }
         true
+    }
+}
+
+impl LoadTest<'_> {
+    /// What it did with these replicas, of so many GPUs `each`.
+    fn tells(
+        &self,
+        name: &'static str,
+        replicas: &[u32],
+        outcomes: &[Outcome],
+        (rows, counts): (&[Rows], Counts),
+        each: u32,
+    ) -> Checked {
+        let requests = counts.measured * rows.len() as u64;
+        let gpus = |replicas: &[u32]| replicas.iter().sum::<u32>() * each;
+        let share = |of: &dyn Fn(&Outcome) -> u64| {
+            outcomes.iter().map(of).sum::<u64>() as f64 / requests.max(1) as f64
+        };
+        let p99 = |((seed, _), outcome): (&Rows, &Outcome)| {
+            let ttft = outcome.p99(|pool| &pool.ttft, counts.measured);
+            (*seed, ttft, outcome.p99(|pool| &pool.tpot, counts.measured))
+        };
+        Checked {
+            name,
+            replicas: replicas.to_vec(),
+            gpus: gpus(replicas),
+            held: self.holds.then(|| gpus(&self.replicas)),
+            added: self.added,
+            requests,
+            late: share(&|one| missed(one).0),
+            slow: share(&|one| missed(one).1),
+            seeds: rows.iter().zip(outcomes).map(p99).collect(),
+            lost: share(&|one| one.lost),
+            truncated: share(&|one| one.pools.iter().map(|pool| pool.truncated).sum()),
+            preemptions: share(&|one| one.preemptions),
+        }
     }
 }
 
@@ -136,22 +179,12 @@ impl Maker<'_> {
         load_test(&question, &mut fleets, (&rows, counts), TRIES, &mut self.searcher)?;
         let mut verified = Vec::new();
         for ((name, _, size), one) in sized.iter_mut().zip(fleets) {
-            let figures = |((seed, _), outcome): (&Rows, &Outcome)| {
-                let ttft = outcome.p99(|pool| &pool.ttft, counts.measured);
-                (*seed, ttft, outcome.p99(|pool| &pool.tpot, counts.measured))
-            };
             if let Some(outcome) = one.last.first() {
                 size.shows(outcome, counts.measured);
             }
-            size.gpus = one.replicas.iter().sum::<u32>() * each;
-            size.replicas = one.replicas;
-            verified.push(Verified {
-                name,
-                holds: one.holds,
-                added: one.added,
-                seeds: rows.iter().zip(&one.last).map(figures).collect(),
-                requests: counts.measured,
-            });
+            let told = one.tells(name, &one.replicas, &one.last, (&rows, counts), each);
+            (size.gpus, size.replicas) = (told.gpus, told.replicas.clone());
+            verified.push(told);
         }
         plan.verified = verified;
         Ok(())
@@ -235,17 +268,18 @@ impl Maker<'_> {
 }
 
 /// What one fleet of a plan does at some rate.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Checked {
     /// Which one, as in [`Plan::alternatives`].
     pub name: &'static str,
-    /// Replicas of each pool: the plan's, in proportion to the rate, rounded up. All
-    /// but `held` is of these.
+    /// Replicas of each pool. All but `held` and `added` is of these.
     pub replicas: Vec<u32>,
     /// GPUs of all of them.
     pub gpus: u32,
     /// GPUs with which it kept the promise, if it did: these, or some more.
     pub held: Option<u32>,
+    /// Replicas that were added for that.
+    pub added: u32,
     /// Requests that counted, of all seeds.
     pub requests: u64,
     /// Share of them whose first token came after the promise, refused and cut
@@ -253,17 +287,22 @@ pub struct Checked {
     pub late: f64,
     /// Share of them that were slower than the promise, the same among them.
     pub slow: f64,
-    /// 99th percentiles in seconds, with the first seed; nothing where so many
+    /// Seeds, and 99th percentiles of TTFT and TPOT in seconds; nothing where so many
     /// were never answered.
-    pub ttft_p99: Option<f64>,
-    /// The same.
-    pub tpot_p99: Option<f64>,
+    pub seeds: Vec<(u64, Option<f64>, Option<f64>)>,
     /// Share of the requests that were refused for their length.
     pub lost: f64,
     /// Share whose answer the window cut short.
     pub truncated: f64,
     /// Times that a request made room for others, for each request.
     pub preemptions: f64,
+}
+
+impl Checked {
+    /// Requests that counted, of each seed.
+    pub(super) fn requests_each(&self) -> u64 {
+        self.requests / (self.seeds.len() as u64).max(1)
+    }
 }
 
 /// How a plan is checked.
@@ -281,7 +320,8 @@ pub struct Check {
     pub tries: u32,
 }
 
-/// Runs fleets of a plan, whole and behind the gate.
+/// Runs fleets of a plan, whole and behind the gate: replicas in proportion to the
+/// rate, rounded up.
 pub fn check_fleets(
     plan: &Plan,
     check: &Check,
@@ -304,27 +344,8 @@ pub fn check_fleets(
     }
     load_test(&question, &mut fleets, (&rows, counts), tries, runner)?;
     let each = question.deployment.tp * question.deployment.dp;
-    let gpus = |replicas: &[u32]| replicas.iter().sum::<u32>() * each;
-    let requests = counts.measured * rows.len() as u64;
     let of = |((name, replicas), one): ((&'static str, Vec<u32>), LoadTest<'_>)| {
-        let share = |of: &dyn Fn(&Outcome) -> u64| {
-            one.first.iter().map(of).sum::<u64>() as f64 / requests.max(1) as f64
-        };
-        let first = one.first.first();
-        Checked {
-            name,
-            gpus: gpus(&replicas),
-            held: one.holds.then(|| gpus(&one.replicas)),
-            replicas,
-            requests,
-            late: share(&|one| missed(one).0),
-            slow: share(&|one| missed(one).1),
-            ttft_p99: first.and_then(|one| one.p99(|pool| &pool.ttft, counts.measured)),
-            tpot_p99: first.and_then(|one| one.p99(|pool| &pool.tpot, counts.measured)),
-            lost: share(&|one| one.lost),
-            truncated: share(&|one| one.pools.iter().map(|pool| pool.truncated).sum()),
-            preemptions: share(&|one| one.preemptions),
-        }
+        one.tells(name, &replicas, &one.first, (&rows, counts), each)
     };
     Ok(names.into_iter().zip(fleets).map(of).collect())
 }

@@ -21,6 +21,8 @@ pub(super) const COARSE: f64 = 0.03;
 const FINE: f64 = 0.01;
 /// Candidates whose pools' settings are searched.
 const TUNED: usize = 3;
+/// Times that the thresholds of the best split are moved half way to their neighbours.
+const NEARER: usize = 2;
 /// Splits into a number of pools that are sized with all seeds.
 const FINALISTS: usize = 2;
 
@@ -36,10 +38,10 @@ pub struct Stage<'a> {
 }
 
 fn stages(question: &Question) -> u32 {
-    // The needs, one pool, all seeds; each split with estimates and with known
-    // lengths, and what those begin with; and the three checks.
+    // The needs, one pool, all seeds; each number of pools with estimates and with
+    // known lengths; and the three checks.
     let splits = question.pools.saturating_sub(1);
-    3 + splits * 2 + splits.min(1) + if question.effort.verify { 3 } else { 0 }
+    3 + splits * 2 + if question.effort.verify { 3 } else { 0 }
 }
 
 /// Makes a plan. `progress` hears of each stage.
@@ -118,10 +120,15 @@ impl Maker<'_> {
         // The papers' settings are settings too.
         let best = if homogeneous.sum() < start.sum() { homogeneous } else { start };
         let tuned = self.tuned(vec![best.clone()])?.pop().ok_or(PlanError::Stopped)?;
-        let (mut candidates, mut splits, mut best) = (Vec::new(), Vec::new(), Vec::new());
-        let mut known = Vec::new();
+        let (mut candidates, mut splits, mut oracles) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut known, mut true_known) = (Vec::new(), Vec::new());
         for pools in 2..=self.question.pools as usize {
             self.split(pools, &tuned, correction, &mut known)?;
+            if let Some(start) = self.oracle_start(&known) {
+                self.split(pools, &start, correction, &mut true_known)?;
+                self.exchange(&mut known, &mut true_known, correction)?;
+                oracles.extend(true_known.iter().cloned());
+            }
             candidates.extend(known.iter().map(|one: &Rough| Candidate {
                 thresholds: thresholds(&one.layout),
                 gpus: one.counts.as_ref().ok().map(|counts| self.gpus(counts)),
@@ -129,15 +136,11 @@ impl Maker<'_> {
             let Some(split) = self.finals(vec![known.clone()])?.pop().flatten() else { break };
             // What the next threshold is added to.
             known.sort_by_key(|one| one.layout != split.layout);
-            best.extend(known.first().filter(|one| one.counts.is_ok()).cloned());
             splits.push(split);
         }
-        let mut finals = vec![vec![homogeneous.clone()], vec![tuned.clone()]];
-        if !best.is_empty() {
-            (self.progress)("pools with known lengths");
-            finals.push(self.oracle(&best, correction)?);
-        }
+        oracles.sort_by_key(Rough::sum);
         (self.progress)("all of them with all seeds");
+        let finals = vec![vec![homogeneous.clone()], vec![tuned.clone()], oracles];
         let mut sized = self.finals(finals)?.into_iter();
         let (Some(Some(homogeneous)), Some(Some(tuned))) = (sized.next(), sized.next()) else {
             return Err(PlanError::Stopped);
@@ -295,39 +298,24 @@ impl Maker<'_> {
         known: &mut Vec<Rough>,
     ) -> Result<(), PlanError> {
         let Some(single) = tuned.layout.shapes.first().copied() else { return Ok(()) };
-        let all: Vec<Vec<Shape>> = if pools == 2 {
-            let (window, count) = (self.question.window, self.question.effort.thresholds);
-            let thresholds = self.sample.thresholds(window, count, tuned.layout.oracle);
-            thresholds.iter().map(|one| vec![single.smaller(*one), single]).collect()
-        } else {
-            // One threshold more: of those that were best, and the single pool's
-            // quantiles.
-            let base = known.first().map(|base| base.layout.shapes.clone()).unwrap_or_default();
-            known.sort_by_key(Rough::sum);
-            let (window, count) = (self.question.window, self.question.effort.thresholds);
-            let mut extra: Vec<u32> =
-                known.iter().flat_map(|one| thresholds(&one.layout)).collect();
-            extra.extend(self.sample.thresholds(window, count, tuned.layout.oracle));
-            let mut all: Vec<Vec<Shape>> = Vec::new();
-            for threshold in extra {
+        let base = known.first().map_or_else(|| vec![single], |base| base.layout.shapes.clone());
+        let (window, count) = (self.question.window, self.question.effort.thresholds);
+        let mut all: Vec<Vec<Shape>> = Vec::new();
+        for threshold in self.sample.thresholds(window, count, tuned.layout.oracle) {
+            if base.iter().all(|shape| shape.threshold.abs_diff(threshold) > STEP) {
                 let mut shapes = base.clone();
-                if shapes.iter().all(|shape| shape.threshold.abs_diff(threshold) > STEP) {
-                    shapes.push(single.smaller(threshold));
-                    shapes.sort_by_key(|shape| shape.threshold);
-                    if !all.contains(&shapes) {
-                        all.push(shapes);
-                    }
-                }
+                shapes.push(single.smaller(threshold));
+                shapes.sort_by_key(|shape| shape.threshold);
+                all.push(shapes);
             }
-            all.truncate(count);
-            all
-        };
-        (self.progress)(&format!("{pools} pools: {} candidates", all.len()));
+        }
+        let by = if tuned.layout.oracle { " with known lengths" } else { "" };
+        (self.progress)(&format!("{pools} pools{by}: {} candidates", all.len()));
         let layouts: Vec<Layout> =
             all.into_iter().map(|shapes| Layout { shapes, ..tuned.layout.clone() }).collect();
         *known = self.rough(&layouts, correction)?;
         self.improve(known)?;
-        if pools == 2 {
+        for _ in 0..NEARER {
             let between = self.between(known);
             let mut more = self.rough(&between, correction)?;
             self.improve(&mut more)?;
@@ -347,49 +335,60 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Thresholds between the best one and its neighbours, with its settings.
+    /// The best split with each of its thresholds moved half way to what was tried next
+    /// to it.
     fn between(&self, known: &[Rough]) -> Vec<Layout> {
         let Some(best) = known.iter().min_by_key(|one| one.sum()) else { return Vec::new() };
-        let [small, _] = best.layout.shapes[..] else { return Vec::new() };
-        let all = known.iter().flat_map(|one| thresholds(&one.layout));
-        let others: Vec<u32> = all.filter(|one| *one != small.threshold).collect();
-        let below = others.iter().filter(|one| **one < small.threshold).max();
-        let above = others.iter().filter(|one| **one > small.threshold).min();
-        let largest = Shape { window: self.question.window, ..small };
-        let layout = |other: &u32| {
-            let threshold = other.midpoint(small.threshold).next_multiple_of(STEP);
-            let mut layout = best.layout.clone();
-            let shape = layout.shapes.first_mut()?;
-            *shape = largest.smaller(threshold);
-            Some(layout)
-        };
-        below.into_iter().chain(above).filter_map(layout).collect()
+        let own = thresholds(&best.layout);
+        let tried: Vec<u32> = known.iter().flat_map(|one| thresholds(&one.layout)).collect();
+        let mut all = Vec::new();
+        for (nth, threshold) in own.iter().enumerate() {
+            let below = tried.iter().filter(|other| *other < threshold).max();
+            let above = tried.iter().filter(|other| *other > threshold).min();
+            for other in below.into_iter().chain(above) {
+                let middle = other.midpoint(*threshold).next_multiple_of(STEP);
+                let mut layout = best.layout.clone();
+                if !own.contains(&middle)
+                    && let Some(shape) = layout.shapes.get_mut(nth)
+                {
+                    *shape = Shape { window: self.question.window, ..*shape }.smaller(middle);
+                    all.push(layout);
+                }
+            }
+        }
+        all
     }
 
-    /// Splits with known lengths, of any number of pools, the best first: searched from
-    /// the settings of the best of these splits without, and these themselves.
-    fn oracle(&mut self, splits: &[Rough], correction: f64) -> Result<Vec<Rough>, PlanError> {
-        let Some(mut start) = splits.iter().min_by_key(|one| one.sum()).cloned() else {
-            return Ok(Vec::new());
-        };
+    /// What a search with known lengths starts from: settings of the smallest pool of
+    /// the best of these splits, for most requests are there.
+    fn oracle_start(&self, splits: &[Rough]) -> Option<Rough> {
+        let mut start = splits.iter().min_by_key(|one| one.sum())?.clone();
         start.layout.oracle = true;
-        // Settings of the smallest pool: most requests are there.
         start.layout.shapes.truncate(1);
-        if let Some(shape) = start.layout.shapes.first_mut() {
-            let window = self.question.window;
-            *shape = Shape::largest(window, shape.seats, shape.batched);
+        let shape = start.layout.shapes.first_mut()?;
+        *shape = Shape::largest(self.question.window, shape.seats, shape.batched);
+        Some(start)
+    }
+
+    /// Splits with estimates and with known lengths: the best of either are tried by the
+    /// other. Each list is the best first, before and after.
+    fn exchange(
+        &mut self,
+        known: &mut Vec<Rough>,
+        true_known: &mut Vec<Rough>,
+        correction: f64,
+    ) -> Result<(), PlanError> {
+        let of = |from: &[Rough], to: &[Rough], oracle| -> Vec<Layout> {
+            let few = from.iter().take(FINALISTS).filter(|one| one.counts.is_ok());
+            let layouts = few.map(|one| Layout { oracle, ..one.layout.clone() });
+            layouts.filter(|layout| to.iter().all(|one| one.layout != *layout)).collect()
+        };
+        let (truths, estimates) = (of(known, true_known, true), of(true_known, known, false));
+        for (list, layouts) in [(true_known, truths), (known, estimates)] {
+            list.extend(self.rough(&layouts, correction)?);
+            list.sort_by_key(Rough::sum);
         }
-        let same = |one: &Rough| Layout { oracle: true, ..one.layout.clone() };
-        let same: Vec<Layout> = splits.iter().map(same).collect();
-        let mut all = self.rough(&same, correction)?;
-        let mut known = Vec::new();
-        for pools in 2..=self.question.pools as usize {
-            self.split(pools, &start, correction, &mut known)?;
-            all.extend(known.iter().cloned());
-        }
-        all.sort_by_key(Rough::sum);
-        all.dedup_by(|a, b| a.layout == b.layout);
-        Ok(all)
+        Ok(())
     }
 
     /// Replicas at the full rate.

@@ -29,9 +29,9 @@ mod tests;
 mod trial;
 
 pub use analytic::{Guess, PoolGuess};
-pub use answer::{Alternative, AtRate, Candidate, Drifted, Plan, Sized, Verified};
+pub use answer::{Alternative, AtRate, Candidate, Drifted, Plan, Sized};
 pub use ask::{Ask, POOLS, UTILIZATION, WINDOW};
-pub use check::{Check, Checked, check_fleets};
+pub use check::{Check, Checked, TRIES, check_fleets};
 pub use emit::PoolPlan;
 pub use load::{LoadCurve, LoadPoint, load_curves};
 pub use make::{Stage, plan};

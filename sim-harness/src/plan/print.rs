@@ -233,10 +233,10 @@ impl Plan {
                 out,
                 "At the full rate, {} requests each, p99 TTFT / TPOT of {}: {}; {} ({} replicas \
                  added).",
-                one.requests,
+                one.requests_each(),
                 one.name,
                 seeds.collect::<Vec<_>>().join(", "),
-                if one.holds { "holds" } else { "DOES NOT HOLD" },
+                if one.held.is_some() { "holds" } else { "DOES NOT HOLD" },
                 one.added
             );
         }
@@ -340,9 +340,9 @@ impl Plan {
             })).collect::<Vec<_>>(),
             "verified": self.verified.iter().map(|one| json!({
                 "name": one.name,
-                "holds": one.holds,
+                "holds": one.held.is_some(),
                 "replicas_added": one.added,
-                "requests": one.requests,
+                "requests": one.requests_each(),
                 "seeds": one.seeds.iter().map(|(seed, ttft, tpot)| json!({
                     "seed": seed, "ttft_p99_s": ttft, "tpot_p99_s": tpot,
                 })).collect::<Vec<_>>(),

@@ -216,6 +216,26 @@ fn a_fleet_that_misses_gets_more_where_it_misses_until_it_holds() {
     assert_eq!(trials, 2 * (1 + u64::from(grown.added)));
 }
 
+/// A hundredth more each time, two after four times, four after eight: what is far too
+/// small gets there.
+#[test]
+fn a_fleet_that_goes_on_missing_grows_faster() {
+    let layout = two();
+    let missed = |late| PoolOutcome { requests: 1_000, late, ..PoolOutcome::default() };
+    let outcome = Outcome { pools: vec![missed(100), missed(3)], ..Outcome::default() };
+    let mut fleet = check::LoadTest::new(&layout, vec![1_000, 50]);
+    let more: Vec<u32> = (0..12)
+        .map(|_| {
+            let before = fleet.replicas[0];
+            assert!(fleet.judge(std::slice::from_ref(&outcome), 1_000, true));
+            fleet.replicas[0] - before
+        })
+        .collect();
+    assert_eq!(more, [10, 11, 11, 11, 21, 22, 22, 23, 46, 48, 49, 51]);
+    assert_eq!(fleet.replicas[1], 50, "it missed nothing to speak of");
+    assert!(!fleet.judge(&[outcome], 1_000, false) && !fleet.holds);
+}
+
 #[test]
 fn a_check_tells_what_holds_at_another_rate() {
     let mut plan = quiet(question(4.0)).unwrap();
@@ -318,7 +338,7 @@ fn several_thresholds_are_apart() {
 #[test]
 fn the_papers_single_pool_is_the_tuned_one_where_that_is_dearer() {
     let mut plan = quiet(question(4.0)).unwrap();
-    let verified = |name, added| Verified { name, added, ..Verified::default() };
+    let verified = |name, added| Checked { name, added, ..Checked::default() };
     plan.verified = vec![verified("homogeneous", 1), verified("tuned", 2)];
     let (papers, tuned) = (plan.homogeneous.clone(), plan.tuned.clone());
     plan.tune();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tidegate_sim::kernels::{Architecture, Deployment, Precision, find_gpu};
-use tidegate_sim::plan::{Check, Effort, Question, Slo, Source};
+use tidegate_sim::plan::{Check, Effort, Question, Slo, Source, TRIES};
 use tidegate_sim::rng::Pcg;
 use tidegate_sim::workload::{
     AGENT_HEAVY, AZURE_2023, CapPolicy, LMSYS_CHAT_1M, Lengths, Request, Trace, parse_trace,
@@ -156,10 +156,9 @@ impl Default for Size {
         Self {
             rate: RATE,
             effort: Effort { rates: Vec::new(), seconds: SECONDS, ..Effort::default() },
-            // At its own rate a plan has had its replicas added by the same check.
+            // At its own rate a plan is checked when it is made.
             checks: vec![
-                Check { rate: 100.0, seconds: SECONDS, seeds: 3, all: true, tries: 8 },
-                Check { rate: RATE, seconds: SECONDS, seeds: 3, all: true, tries: 0 },
+                Check { rate: 100.0, seconds: SECONDS, seeds: 3, all: true, tries: TRIES },
                 Check { rate: 10_000.0, seconds: SECONDS, seeds: 1, all: false, tries: 0 },
             ],
         }
@@ -177,9 +176,8 @@ impl Size {
             seconds: 10.0,
             ..Size::default().effort
         };
-        let rate = 20.0;
-        let check = Check { rate, seconds: 10.0, seeds: 1, all: true, tries: 3 };
-        Self { rate, effort, checks: vec![check] }
+        let check = Check { rate: 5.0, seconds: 10.0, seeds: 1, all: true, tries: 3 };
+        Self { rate: 20.0, effort, checks: vec![check] }
     }
 }
 

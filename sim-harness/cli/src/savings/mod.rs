@@ -48,16 +48,18 @@ proportion and rounded up.
 
 - *homogeneous*: the papers' single pool, 16 sequences at the whole window. *tuned*: one pool with searched
   settings. *two*, *three pools*: Tidegate's, thresholds and settings searched. *oracle*: shared out by true lengths;
-  searched too, and these splits themselves: the cheapest.
+  two or three pools, searched alike: the cheapest. Each search tries the best of the other.
 - Promises are for 99 of 100 of *all* requests; who was refused or cut short missed both. No pool may miss more
   than 5 % of its own while it is searched.
-- Caps: `ladder` (30 % of clients name none, the others the smallest of 256 to 8,192 that is twice the answer)
-  unless said otherwise. Prompts share no prefixes.
+- Caps: `ladder` (30 % of clients name none, the others the smallest of 256 to 8,192 that is twice the answer) in
+  this table. `none` and `actual` (the answer's own length) are planned and checked by themselves, at 1,000
+  requests a second. Prompts share no prefixes.
 - GPUs are medians of three seeds with their range, plus what the check at 1,000 asked for. Differences within the
   range are chance.
 - Checks with more than 1 % late or slow are fleets that are a little too small for that rate. At 100 requests a
   second there are few replicas to share a burst: *held with* is what kept the promise there, a hundredth at a time
-  (at least one replica) in each pool that missed more than a hundredth of its own, eight times at the most.
+  (at least one replica) in each pool that missed more than a hundredth of its own; after four times two
+  hundredths, after eight four, and twelve times at the most.
 
 ";
 
@@ -146,21 +148,29 @@ fn one(
     say: &dyn Fn(&str),
 ) -> Result<(Row, String), CommandError> {
     let mut made = |caps| -> Result<Plan, CommandError> {
-        let mut question = case.question(traces, caps, size)?;
-        if caps != CapPolicy::Ladder {
-            (question.pools, question.effort.verify) = (2, false);
-        }
+        let question = case.question(traces, caps, size)?;
         say(&format!("{}, caps {caps:?}", case.name));
         plan(question, runner, &mut |stage| say(stage.what)).map_err(CommandError::Plan)
     };
     let ladder = made(CapPolicy::Ladder)?;
     let others = [made(CapPolicy::None)?, made(CapPolicy::Actual)?];
-    let mut checks = Vec::new();
+    // At its own rate a plan was checked when it was made.
+    let own = |plan: &Plan| {
+        let fleets = plan.verified.clone();
+        Checks { caps: caps_of(plan), rate: plan.question.rate, fleets }
+    };
+    let mut checks = vec![own(&ladder)];
     for check in &size.checks {
         say(&format!("checked at {} requests a second", check.rate));
-        let checked = check_fleets(&ladder, check, runner).map_err(CommandError::Plan)?;
-        checks.push((check.rate, checked));
+        let fleets = check_fleets(&ladder, check, runner).map_err(CommandError::Plan)?;
+        checks.push(Checks { caps: caps_of(&ladder), rate: check.rate, fleets });
     }
+    checks.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+    checks.extend(others.iter().map(own));
+    let with_caps = others.each_ref().map(|plan| {
+        let saved = less(plan.answer().gpus(), plan.tuned.gpus());
+        format!(" With caps {}: {} GPUs, {saved}.", caps_of(plan), number(plan.answer().gpus()))
+    });
     let spread = |one: &Alternative| one.size.as_ref().ok().map(|size| size.spread);
     let all = ladder.alternatives();
     let row = Row {
@@ -170,9 +180,25 @@ fn one(
             .iter()
             .map(|(name, one)| FleetSize { name, gpus: one.gpus(), seeds: spread(one) })
             .collect(),
-        verdict: verdict(&ladder) + &at_least_rate(&ladder, &checks),
+        verdict: verdict(&ladder) + &at_least_rate(&ladder, &checks) + &with_caps.concat(),
     };
-    Ok((row, section(case, &ladder, &others, &checks)))
+    let plans: Vec<&Plan> = [&ladder].into_iter().chain(&others).collect();
+    Ok((row, section(case, &ladder, &plans, &checks)))
+}
+
+/// What the fleets of one plan did at one rate.
+struct Checks {
+    caps: &'static str,
+    rate: f64,
+    fleets: Vec<Checked>,
+}
+
+fn caps_of(plan: &Plan) -> &'static str {
+    match plan.question.caps {
+        CapPolicy::Ladder => "ladder",
+        CapPolicy::None => "none",
+        CapPolicy::Actual => "actual",
+    }
 }
 
 fn verdict(plan: &Plan) -> String {
@@ -193,11 +219,11 @@ fn verdict(plan: &Plan) -> String {
 }
 
 /// What a split saves where it is checked at the lowest rate, with as many as hold.
-fn at_least_rate(plan: &Plan, checks: &[(f64, Vec<Checked>)]) -> String {
-    let Some((rate, all)) = checks.first() else { return String::new() };
+fn at_least_rate(plan: &Plan, checks: &[Checks]) -> String {
+    let Some(Checks { rate, fleets, .. }) = checks.first() else { return String::new() };
     let held = |one: &Alternative| {
         let (name, _) = plan.alternatives().into_iter().find(|(_, other)| *other == one)?;
-        all.iter().find(|checked| checked.name == name)?.held
+        fleets.iter().find(|checked| checked.name == name)?.held
     };
     let (Some(split), tuned) = (plan.split().map(held), held(&plan.tuned)) else {
         return String::new();
@@ -210,7 +236,7 @@ fn at_least_rate(plan: &Plan, checks: &[(f64, Vec<Checked>)]) -> String {
     )
 }
 
-fn section(case: &Case, ladder: &Plan, others: &[Plan], checks: &[(f64, Vec<Checked>)]) -> String {
+fn section(case: &Case, ladder: &Plan, plans: &[&Plan], checks: &[Checks]) -> String {
     let mut out = format!(
         "\n## {}\n\n{}. {} on {} x {}{}, window {}, p99 TTFT {} s, p99 TPOT {} s. Prompt + output: p50 {}, \
          p90 {}, p99 {}, most {}. Searched with {:.0} s of {:.0} requests a second after {:.0} s; {} runs.\n\n",
@@ -232,39 +258,35 @@ fn section(case: &Case, ladder: &Plan, others: &[Plan], checks: &[(f64, Vec<Chec
         ladder.scale.warm_up,
         ladder.runs.0,
     );
-    out.push_str(
-        "| | threshold/seqs/batch | GPUs (seeds) | caps none / actual |\n|---|---|---|---|\n",
-    );
-    for (name, one) in ladder.alternatives() {
-        let gpus = |plan: &Plan| {
-            let one = plan.alternatives().into_iter().find(|one| one.0 == name);
-            one.map_or_else(|| "-".into(), |(_, one)| number(one.gpus()))
-        };
+    let all = plans.iter().flat_map(|plan| {
+        plan.alternatives().into_iter().map(move |(name, one)| (caps_of(plan), name, one))
+    });
+    out.push_str("| | caps | threshold/seqs/batch | GPUs (seeds) |\n|---|---|---|---|\n");
+    for (caps, name, one) in all.clone() {
         let spread = one.size.as_ref().map_or_else(
             |_| "never".into(),
             |size| format!("{} ({}-{})", size.gpus, size.spread.0, size.spread.1),
         );
-        let caps: Vec<String> = others.iter().map(gpus).collect();
-        let _ = writeln!(out, "| {name} | {} | {spread} | {} |", settings(one), caps.join(" / "));
+        let _ = writeln!(out, "| {name} | {caps} | {} | {spread} |", settings(one));
     }
     out.push_str(
-        "\n| checked | requests/s | GPUs | held with | simulated s | requests | TTFT p99 s | TPOT p99 s | late | slow | \
-         refused | cut short | preemptions per request |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "\n| checked | caps | requests/s | GPUs | held with | simulated s | requests | TTFT p99 s | TPOT p99 s | late | \
+         slow | refused | cut short | preemptions per request |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     let seconds =
         |figure: Option<f64>| figure.map_or_else(|| "never".into(), |s| format!("{s:.3}"));
-    for (rate, all) in checks {
-        for one in all {
+    for Checks { caps, rate, fleets } in checks {
+        for one in fleets {
             let _ = writeln!(
                 out,
-                "| {} | {rate} | {} | {} | {:.0} | {} | {} | {} | {:.2} % | {:.2} % | {:.3} % | {:.3} % | {:.4} |",
+                "| {} | {caps} | {rate} | {} | {} | {:.0} | {} | {} | {} | {:.2} % | {:.2} % | {:.3} % | {:.3} % | {:.4} |",
                 one.name,
                 one.gpus,
                 one.held.map_or_else(|| "-".into(), |held| held.to_string()),
                 one.requests as f64 / rate,
                 one.requests,
-                seconds(one.ttft_p99),
-                seconds(one.tpot_p99),
+                seconds(one.seeds.first().and_then(|seed| seed.1)),
+                seconds(one.seeds.first().and_then(|seed| seed.2)),
                 one.late * 100.0,
                 one.slow * 100.0,
                 one.lost * 100.0,
@@ -273,9 +295,9 @@ fn section(case: &Case, ladder: &Plan, others: &[Plan], checks: &[(f64, Vec<Chec
             );
         }
     }
-    for (name, one) in ladder.alternatives() {
+    for (caps, name, one) in all {
         if let Err(why) = &one.size {
-            let _ = writeln!(out, "\n{name}: {why}.");
+            let _ = writeln!(out, "\n{name}, caps {caps}: {why}.");
         }
     }
     out
