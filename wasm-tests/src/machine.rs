@@ -368,10 +368,17 @@ impl Machine {
         self.settle()
     }
 
+    /// A context that is deleted. Its calls are cancelled: no answer comes.
+    fn forget(&mut self, id: u32) -> Option<Context> {
+        let guest = self.guest();
+        guest.calls.retain(|call| call.context != id);
+        guest.contexts.remove(&id)
+    }
+
     pub(crate) fn delete(&mut self, id: u32) -> Result<StreamState> {
         self.stream(id)?;
         self.call(Callback::Delete, id, self.exports.delete, id)?;
-        match self.guest().contexts.remove(&id) {
+        match self.forget(id) {
             Some(Context::Stream(stream)) => Ok(*stream),
             _ => Err(Error::misuse("this stream is over")),
         }
@@ -406,9 +413,7 @@ impl Machine {
                     }
                     Some(Context::Root(root)) if root.done => {
                         self.call(Callback::Delete, id, self.exports.delete, id)?;
-                        self.guest().contexts.remove(&id);
-                        // Its calls are cancelled: no answer comes.
-                        self.guest().calls.retain(|call| call.context != id);
+                        self.forget(id);
                     }
                     _ => {}
                 }

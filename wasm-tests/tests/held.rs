@@ -240,3 +240,26 @@ fn a_dry_run_holds_nobody() {
     pass(&worker, 1000);
     assert_eq!(gauge(&worker, "pool_requests.short"), 0);
 }
+
+/// Letting a request go is about its stream; what a tick does next is not: calls of a
+/// stream would be cancelled with it.
+#[test]
+fn a_tick_that_lets_a_request_go_asks_engines_for_the_root() {
+    let host = Host::new();
+    host.add_cluster("engines");
+    let load =
+        r#""load": {"metrics": {"cluster": "engines", "path": "/metrics", "interval_ms": 500}}"#;
+    let config = CONFIG.replacen(r#""capacity": {"#, &format!(r#"{load}, "capacity": {{"#), 1);
+    let worker = Worker::on(&host, "one", &config);
+    let first = send(&worker, of("slow"));
+    let second = send(&worker, of("slow"));
+    assert_eq!((verdict(&first), verdict(&second)), (Verdict::Forwarded, Verdict::Held));
+    first.answer(&used(100, 10)).unwrap();
+    assert_eq!((verdict(&second), worker.vm.calls().len()), (Verdict::Held, 0));
+    host.advance(Duration::from_secs(5));
+    worker.vm.tick(worker.root).unwrap();
+    assert_eq!(verdict(&second), Verdict::Forwarded);
+    assert_eq!(worker.vm.calls().len(), 2, "as many as replicas");
+    second.answer(&used(100, 10)).unwrap();
+    assert_eq!(worker.vm.calls().len(), 2, "they outlive the stream");
+}
