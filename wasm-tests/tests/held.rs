@@ -82,6 +82,8 @@ fn a_request_waits_until_another_ends() {
         (outcome.status(), outcome.state("tidegate_actual_output")),
         (Some(200), Some("10"))
     );
+    // It is told where it stands, as who did not wait is.
+    assert_eq!(outcome.response_headers.text("x-ratelimit-limit-tokens"), Some("10000000"));
     promised.answer(&used(100, 10)).unwrap();
     assert_eq!((worker.count("held"), worker.count("requests.short")), (1, 3));
     assert_eq!(worker.host.histogram("tidegate.hold_time"), Some(vec![500]));

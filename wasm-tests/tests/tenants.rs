@@ -293,41 +293,56 @@ fn busy_memory_decides_as_the_tenant_s_setting_says() {
 #[test]
 fn a_long_prompt_is_not_kept_waiting_and_pays_for_what_it_is() {
     let tenants = TENANTS.replace(r#""burst": 3000"#, r#""burst": 200000"#);
-    let worker = Worker::new(&config_with(&tenants));
     let body = chat_body(300_000);
     let size = body.len() as u64;
-    let stream = worker.vm.open(worker.root).unwrap();
-    let headers = [
-        (":method", "POST"),
-        (":path", "/v1/chat/completions"),
-        (":authority", "x"),
-        ("content-type", "application/json"),
-        ("content-length", &*size.to_string()),
-        ("x-team", "acme"),
-    ];
-    stream.request_headers(headers, false).unwrap();
-    let (start, rest) = body.as_bytes().split_at(150_000);
-    stream.request_body(start, false).unwrap();
-    assert_eq!(stream.verdict().unwrap(), Verdict::Forwarded);
-    assert_eq!(stream.filter_state("tidegate_reason").unwrap().unwrap(), b"early");
-    // The window is the most that it can be.
-    assert_eq!(gauges(&worker).0, 131_072);
-    let (middle, end) = rest.split_at(100_000);
-    stream.request_body(middle, false).unwrap();
-    assert_eq!(gauges(&worker).0, 131_072);
-    stream.request_body(end, true).unwrap();
-    // The estimate, and a cap of 100.
-    let (tokens, requests, left) = gauges(&worker);
-    assert!((40_000..100_000).contains(&tokens) && requests == 1, "{tokens}");
-    assert_eq!(left, 200_000 - tokens);
-    assert_eq!(stream.upstream_body().unwrap().len() as u64, size);
-    stream.finish().unwrap();
-    assert_eq!(gauges(&worker), (0, 0, 200_000));
+    let mut needs = Vec::new();
+    // More than is inspected came at once, or all that came is.
+    for (inspect, reason) in [(4_096, "inspect_limit"), (524_288, "early")] {
+        let worker =
+            Worker::new(&config_with(&format!(r#""inspect_bytes_max": {inspect}, {tenants}"#)));
+        let stream = worker.vm.open(worker.root).unwrap();
+        let headers = [
+            (":method", "POST"),
+            (":path", "/v1/chat/completions"),
+            (":authority", "x"),
+            ("content-type", "application/json"),
+            ("content-length", &*size.to_string()),
+            ("x-team", "acme"),
+        ];
+        stream.request_headers(headers, false).unwrap();
+        let (start, rest) = body.as_bytes().split_at(150_000);
+        stream.request_body(start, false).unwrap();
+        assert_eq!(stream.verdict().unwrap(), Verdict::Forwarded);
+        assert_eq!(stream.filter_state("tidegate_reason").unwrap().unwrap(), reason.as_bytes());
+        let first = gauges(&worker).0;
+        if reason == "early" {
+            assert_eq!(first, 131_072, "the window is the most that it can be");
+        }
+        let (middle, end) = rest.split_at(100_000);
+        stream.request_body(middle, false).unwrap();
+        assert_eq!(gauges(&worker).0, first);
+        stream.request_body(end, true).unwrap();
+        // The estimate, and a cap of 100.
+        let (tokens, requests, left) = gauges(&worker);
+        assert!((40_000..100_000).contains(&tokens) && requests == 1, "{tokens}");
+        assert_eq!(left, 200_000 - tokens);
+        assert_eq!(stream.upstream_body().unwrap().len() as u64, size);
+        stream.finish().unwrap();
+        assert_eq!(gauges(&worker), (0, 0, 200_000));
+        needs.push(tokens);
+    }
+    assert_eq!(needs[0], needs[1], "whatever was read when");
 
-    // Without a length it is read as far as Envoy's buffer surely holds it.
+    // Without a length it is read as far as Envoy's buffer surely holds it: to its end,
+    // or no further than the first read.
     let request = Request::json("/v1/chat/completions", body.into_bytes());
     let request = request.without("content-length").header("x-team", "acme");
-    let outcome = worker.run(request.chunks(Chunks::Every(16_384)), &used(70_000, 10));
-    assert_eq!(outcome.state("tidegate_reason"), Some("inspect_limit"));
-    assert_eq!(gauges(&worker), (0, 0, 200_000 - 70_010));
+    let request = request.chunks(Chunks::Every(16_384));
+    for (buffer, reason) in [(16_777_216, "largest"), (1_048_576, "inspect_limit")] {
+        let document = config_with(&format!(r#""buffer_bytes": {buffer}, {tenants}"#));
+        let worker = Worker::new(&document);
+        let outcome = worker.run(request.clone(), &used(70_000, 10));
+        assert_eq!(outcome.state("tidegate_reason"), Some(reason));
+        assert_eq!(gauges(&worker), (0, 0, 200_000 - 70_010));
+    }
 }
