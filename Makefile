@@ -50,7 +50,7 @@ bench: ## the engine's speed beside AISimulate's, as a ratio; builds that too
 	sim-harness/bench/speed.sh $(TRACES)
 
 .PHONY: savings
-savings: ## docs/savings.md: plans for seven kinds of load, checked at three rates; needs the traces, takes some 20 minutes
+savings: ## docs/savings.md: plans for seven kinds of load, checked at three rates; needs the traces, takes some 35 minutes
 	cargo run --quiet --release -p tidegate-sim-cli -- savings --traces $(TRACES) > target/savings.md
 	mv target/savings.md docs/savings.md
 
