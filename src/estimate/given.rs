@@ -5,8 +5,9 @@
 //! margin of the conservative value. Models are named by a hash, and nothing
 //! in it tells a prompt.
 
+use super::belief::Belief;
 use super::features::FEATURES;
-use super::linear::{Belief, Matrix, axpy};
+use super::linear::{Matrix, axpy};
 use super::prior::{self, Prior};
 use super::{Key, Learner};
 use std::collections::BTreeMap;

@@ -72,7 +72,7 @@ impl Learner {
         keys
     }
 
-    /// What follows from the evidence about a model, and the evidence.
+    /// A model that has answered, and what taught it.
     pub(super) fn learned_of(&self, key: Key) -> Option<(&Model, Sources<'_>)> {
         let model = self.models.get(&key)?;
         Some((

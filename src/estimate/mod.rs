@@ -4,6 +4,7 @@
 //! Two estimators share the features and the facade [`Learner`]: `regress`,
 //! the default, and `ema`, as the dual-pool paper publishes it.
 
+mod belief;
 mod ema;
 mod features;
 mod given;

@@ -4,8 +4,9 @@
 //! published vocabularies (`tidegate-sim prior`): the mean of their
 //! coefficients, how they differ together, and how each differs on its own.
 
+use super::belief::Belief;
 use super::features::{FEATURES, Feature};
-use super::linear::{Belief, Matrix, Vector};
+use super::linear::{Matrix, Vector};
 use super::prior_table::TABLE;
 use super::regress;
 use std::sync::{Arc, OnceLock};

@@ -5,8 +5,9 @@
 //! several workers add up; the belief that estimates are made from follows
 //! each own answer at once and the sum of all parts now and then.
 
+use super::belief::Belief;
 use super::features::FEATURES;
-use super::linear::{Belief, Vector, add, axpy, dot};
+use super::linear::{Vector, axpy, axpy_f32, dot};
 use super::prior::{self, Prior};
 use super::table::{Table, Taught};
 use super::{Estimate, MODELS_MAX};
@@ -109,7 +110,7 @@ impl Evidence {
         for (at, xi) in x.iter().enumerate() {
             let (row, next) = rest.split_at_mut_checked(at + 1).unwrap_or_default();
             if *xi != 0.0 {
-                add(row, (weight * xi) as f32, &short);
+                axpy_f32(row, (weight * xi) as f32, &short);
             }
             rest = next;
         }
@@ -150,6 +151,7 @@ impl Evidence {
     /// broken part can.
     fn belief(all: &[&Self], prior: &Prior, features: &[u8]) -> Option<Belief> {
         let before = prior.belief.part(features);
+        // The usual first answer: two inversions would give the same.
         if all.iter().all(|evidence| evidence.answers == 0.0) {
             return Some(before);
         }
@@ -220,8 +222,8 @@ impl EvidenceTable {
 #[derive(Clone, Debug)]
 pub(super) struct Model {
     prior: Arc<Prior>,
-    /// About the features that its texts had so far: most have none of most scripts,
-    /// and what the others cost takes no part in the estimates.
+    /// About the features that its texts had so far. Most texts have none of most
+    /// scripts, and arithmetic on the others would be for nothing.
     belief: Belief,
     /// Answers of other workers that the belief counts in.
     heard: f64,

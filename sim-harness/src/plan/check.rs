@@ -63,6 +63,7 @@ impl<'a> LoadTest<'a> {
             of(&|pool| pool.late).max(of(&|pool| pool.slow)) > of(&|pool| pool.requests) / 100
         };
         let any = (0..self.replicas.len()).any(bad);
+        // Bounded, for a check may ask for any number of tries.
         let hundredths = 1 << (self.tries / STEADY).min(5);
         self.tries += 1;
         for (nth, count) in self.replicas.iter_mut().enumerate() {

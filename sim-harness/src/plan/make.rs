@@ -121,13 +121,13 @@ impl Maker<'_> {
         let best = if homogeneous.sum() < start.sum() { homogeneous } else { start };
         let tuned = self.tuned(vec![best.clone()])?.pop().ok_or(PlanError::Stopped)?;
         let (mut candidates, mut splits, mut oracles) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut known, mut true_known) = (Vec::new(), Vec::new());
+        let (mut known, mut oracle_known) = (Vec::new(), Vec::new());
         for pools in 2..=self.question.pools as usize {
             self.split(pools, &tuned, correction, &mut known)?;
             if let Some(start) = self.oracle_start(&known) {
-                self.split(pools, &start, correction, &mut true_known)?;
-                self.exchange(&mut known, &mut true_known, correction)?;
-                oracles.extend(true_known.iter().cloned());
+                self.split(pools, &start, correction, &mut oracle_known)?;
+                self.exchange(&mut known, &mut oracle_known, correction)?;
+                oracles.extend(oracle_known.iter().cloned());
             }
             candidates.extend(known.iter().map(|one: &Rough| Candidate {
                 thresholds: thresholds(&one.layout),
@@ -316,8 +316,7 @@ impl Maker<'_> {
         *known = self.rough(&layouts, correction)?;
         self.improve(known)?;
         for _ in 0..NEARER {
-            let between = self.between(known);
-            let mut more = self.rough(&between, correction)?;
+            let mut more = self.rough(&between(known, window), correction)?;
             self.improve(&mut more)?;
             known.extend(more);
         }
@@ -335,30 +334,6 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// The best split with each of its thresholds moved half way to what was tried next
-    /// to it.
-    fn between(&self, known: &[Rough]) -> Vec<Layout> {
-        let Some(best) = known.iter().min_by_key(|one| one.sum()) else { return Vec::new() };
-        let own = thresholds(&best.layout);
-        let tried: Vec<u32> = known.iter().flat_map(|one| thresholds(&one.layout)).collect();
-        let mut all = Vec::new();
-        for (nth, threshold) in own.iter().enumerate() {
-            let below = tried.iter().filter(|other| *other < threshold).max();
-            let above = tried.iter().filter(|other| *other > threshold).min();
-            for other in below.into_iter().chain(above) {
-                let middle = other.midpoint(*threshold).next_multiple_of(STEP);
-                let mut layout = best.layout.clone();
-                if !own.contains(&middle)
-                    && let Some(shape) = layout.shapes.get_mut(nth)
-                {
-                    *shape = Shape { window: self.question.window, ..*shape }.smaller(middle);
-                    all.push(layout);
-                }
-            }
-        }
-        all
-    }
-
     /// What a search with known lengths starts from: settings of the smallest pool of
     /// the best of these splits, for most requests are there.
     fn oracle_start(&self, splits: &[Rough]) -> Option<Rough> {
@@ -370,12 +345,12 @@ impl Maker<'_> {
         Some(start)
     }
 
-    /// Splits with estimates and with known lengths: the best of either are tried by the
-    /// other. Each list is the best first, before and after.
+    /// Splits with estimates and with known lengths: each list gets the best of the other,
+    /// for a search finds now this place, now that. Both are the best first.
     fn exchange(
         &mut self,
         known: &mut Vec<Rough>,
-        true_known: &mut Vec<Rough>,
+        oracle_known: &mut Vec<Rough>,
         correction: f64,
     ) -> Result<(), PlanError> {
         let of = |from: &[Rough], to: &[Rough], oracle| -> Vec<Layout> {
@@ -383,8 +358,8 @@ impl Maker<'_> {
             let layouts = few.map(|one| Layout { oracle, ..one.layout.clone() });
             layouts.filter(|layout| to.iter().all(|one| one.layout != *layout)).collect()
         };
-        let (truths, estimates) = (of(known, true_known, true), of(true_known, known, false));
-        for (list, layouts) in [(true_known, truths), (known, estimates)] {
+        let (truths, estimates) = (of(known, oracle_known, true), of(oracle_known, known, false));
+        for (list, layouts) in [(oracle_known, truths), (known, estimates)] {
             list.extend(self.rough(&layouts, correction)?);
             list.sort_by_key(Rough::sum);
         }
@@ -496,4 +471,61 @@ impl Maker<'_> {
 fn thresholds(layout: &Layout) -> Vec<u32> {
     let smaller = layout.shapes.split_last().map_or(&[][..], |(_, smaller)| smaller);
     smaller.iter().map(|shape| shape.threshold).collect()
+}
+
+/// The best of these splits with each of its thresholds moved half way to what was
+/// tried next to it; no two thresholds become one. `window` is the largest pool's.
+fn between(known: &[Rough], window: u32) -> Vec<Layout> {
+    let Some(best) = known.iter().min_by_key(|one| one.sum()) else { return Vec::new() };
+    let own = thresholds(&best.layout);
+    let tried: Vec<u32> = known.iter().flat_map(|one| thresholds(&one.layout)).collect();
+    let mut all = Vec::new();
+    for (nth, threshold) in own.iter().enumerate() {
+        let below = tried.iter().filter(|other| *other < threshold).max();
+        let above = tried.iter().filter(|other| *other > threshold).min();
+        for other in below.into_iter().chain(above) {
+            let middle = other.midpoint(*threshold).next_multiple_of(STEP);
+            let mut layout = best.layout.clone();
+            if !own.contains(&middle)
+                && let Some(shape) = layout.shapes.get_mut(nth)
+            {
+                *shape = Shape { window, ..*shape }.smaller(middle);
+                all.push(layout);
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(own: &[u32], replicas: u32) -> Rough {
+        let largest = Shape::largest(65_536, 64, 2_048);
+        let mut shapes: Vec<Shape> = own.iter().map(|one| largest.smaller(*one)).collect();
+        shapes.push(largest);
+        Rough { layout: Layout { shapes, reserve: 1, oracle: false }, counts: Ok(vec![replicas]) }
+    }
+
+    #[test]
+    fn thresholds_move_half_way_to_what_was_tried_next_to_them() {
+        let moved = |known: &[Rough]| -> Vec<Vec<u32>> {
+            let all = between(known, 65_536);
+            assert!(all.iter().all(|one| one.shapes.iter().all(|shape| shape.seats == 64)));
+            all.iter().map(thresholds).collect()
+        };
+        let mut known = vec![split(&[1_024], 9), split(&[2_048], 8), split(&[8_192], 12)];
+        assert_eq!(moved(&known), [[1_536], [5_120]]);
+        let window = between(&known, 65_536)[0].shapes[0].window;
+        assert_eq!(window, split(&[1_536], 0).layout.shapes[0].window);
+        // Nearer the next time, from the best by then.
+        known.push(split(&[1_536], 7));
+        assert_eq!(moved(&known), [[1_280], [1_792]]);
+        // Between two that are one step apart there is nothing; nor is anything below
+        // the first that was tried, or above the last.
+        let two = [split(&[1_024, 1_152], 5), split(&[1_024, 4_096], 9)];
+        assert_eq!(moved(&two), [[1_024, 2_688]]);
+        assert!(moved(&[split(&[1_024], 5)]).is_empty() && moved(&[]).is_empty());
+    }
 }

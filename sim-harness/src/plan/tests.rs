@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate::config::Config;
 use tidegate::pool::{Budget, choose};
 
-use super::analytic::STEP;
+use super::analytic::{STEP, Sample};
 use super::requests::{Counts, Requests, Slice, rows};
 use super::*;
 use crate::kernels::{Architecture, Deployment, find_gpu};
@@ -276,13 +276,14 @@ fn step_times_are_of_the_replica_that_is_asked_for() {
 }
 
 /// All that pools of some windows serve comes late under one seed. Keeps the windows
-/// that were simulated with known lengths.
+/// that were simulated with known lengths, and with estimates.
 #[derive(Default)]
 struct Spoiled {
     serial: Serial,
     seed: u64,
     windows: Vec<u32>,
     known_lengths: Vec<u32>,
+    estimated: Vec<u32>,
 }
 
 impl Runner for Spoiled {
@@ -292,12 +293,33 @@ impl Runner for Spoiled {
             let [alone] = trial.layout.shapes[..] else { continue };
             if trial.layout.oracle {
                 self.known_lengths.push(alone.window);
-            } else if trial.seed == self.seed && self.windows.contains(&alone.window) {
+                continue;
+            }
+            self.estimated.push(alone.window);
+            if trial.seed == self.seed && self.windows.contains(&alone.window) {
                 outcome.pools[0].late = outcome.pools[0].requests;
             }
         }
         Ok(outcomes)
     }
+}
+
+#[test]
+fn searches_come_nearer_and_try_each_others_best() {
+    let effort = Effort { thresholds: 3, ..question(4.0).effort };
+    let question = Question { effort, ..question(4.0) };
+    let mut runner = Spoiled::default();
+    let sound = plan(question.clone(), &mut runner, &mut |_| ()).unwrap();
+    let own = sound.pools[0].layout.shapes[0];
+    let oracle = sound.oracle.as_ref().unwrap().layout.shapes[0];
+    assert!(runner.known_lengths.contains(&own.window), "{:?}", runner.known_lengths);
+    assert!(runner.estimated.contains(&oracle.window), "{oracle:?}: {:?}", runner.estimated);
+    // The first quantile is the best: nearer from there to the next, twice.
+    let quantiles = Sample::new(&question).thresholds(question.window, 3, false);
+    let half = |other: u32| quantiles[0].midpoint(other).next_multiple_of(STEP);
+    let [once, twice] = [half(quantiles[1]), half(half(quantiles[1]))];
+    let tried = |threshold| sound.candidates.iter().any(|one| one.thresholds == [threshold]);
+    assert!(tried(once) && tried(twice), "{once}, {twice}: {:?}", sound.candidates);
 }
 
 #[test]
@@ -309,8 +331,6 @@ fn a_split_that_one_seed_spoils_makes_way_for_the_next() {
     let hear = &mut |stage: &Stage<'_>| stages.push((stage.done, stage.of));
     let sound = plan(question.clone(), &mut runner, hear).unwrap();
     let split = |plan: &Plan| plan.pools[0].layout.shapes[0];
-    // The oracle may have what the gate has.
-    assert!(runner.known_lengths.contains(&split(&sound).window), "{:?}", runner.known_lengths);
     let of = stages[0].1;
     assert!(stages.iter().copied().eq((0..).map(|done| (done, of)).take(stages.len())));
     assert!(stages.len() as u32 <= of && of <= stages.len() as u32 + 1, "{stages:?}");
@@ -330,7 +350,7 @@ fn a_split_that_one_seed_spoils_makes_way_for_the_next() {
 fn several_thresholds_are_apart() {
     let effort = Effort { thresholds: 3, ..question(4.0).effort };
     let plan = quiet(Question { pools: 3, effort, ..question(4.0) }).unwrap();
-    let apart = |one: &&Candidate| one.thresholds.windows(2).all(|two| two[1] > two[0] + STEP);
+    let apart = |one: &&Candidate| one.thresholds.windows(2).all(|two| two[1] >= two[0] + STEP);
     assert!(plan.candidates.iter().all(|one| apart(&one)), "{:?}", plan.candidates);
     assert!(plan.candidates.iter().any(|one| one.thresholds.len() == 2));
 }
